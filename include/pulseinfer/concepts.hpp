@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Every point where an engine plugs in, on one page. All of them are concepts over member
+/// functions: no registry, no virtual call, no specialisation.
+///
+/// - `backend`          memory, streams, copies, host tasks, kernels and top-k of one kind of
+/// machine
+/// - `page_table`       logical block of a request -> page of the engine's pool
+/// - `eviction_policy`  which group of host units goes first when the store is full
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+namespace pulseinfer {
+
+/// Which way a copy goes. Every copy names it; nothing guesses from addresses.
+enum class copy_direction : std::uint8_t { host_to_device, device_to_host, device_to_device };
+
+/// `high` is for the library's scatters: on a busy device a small kernel at normal priority waits
+/// behind large ones.
+enum class stream_priority : std::uint8_t { normal, high };
+
+/// State of the last record of an event. An event that was never recorded is `done`. `failed` means
+/// that the work before the record, or the device, failed; it never turns into `done` by itself.
+enum class event_state : std::uint8_t { pending, done, failed };
+
+/// One copy of a batch: `bytes` from `source` to `destination`.
+struct copy_span {
+  void* destination;
+  const void* source;
+  std::size_t bytes;
+};
+
+/// The index space of a kernel: `blocks` x `words`, each pair visited once, in any order.
+///
+/// Where `device_blocks` is not null, the count of blocks is min(*device_blocks, blocks), read on
+/// the device when the kernel runs (a negative value counts as zero); `blocks` is then the bound
+/// that sizes the launch.
+struct launch_shape {
+  std::int64_t blocks = 0;
+  std::int64_t words = 0;
+  const std::int32_t* device_blocks = nullptr;
+};
+
+/// What a kernel may take from the kernels beside it: at most this many CTAs (0: no limit).
+struct launch_limits {
+  int max_ctas = 0;
+};
+
+/// CPU work handed to a backend: a function and its state, so that handing it over allocates
+/// nothing. The state outlives the call; the function does not throw.
+struct host_task {
+  void (*run)(void* state) noexcept = nullptr;
+  void* state = nullptr;
+};
+
+/// Memory traffic of a host task in bytes, read plus written. Real machines ignore it; the
+/// simulated one takes its time from it.
+struct host_cost {
+  std::uint64_t bytes = 0;
+};
+
+/// The size of a top-k: `rows` lists of at most `columns` keys, the `k` largest of each.
+struct top_k_shape {
+  std::int64_t rows = 0;
+  std::int64_t columns = 0;
+  std::int64_t k = 0;
+};
+
+/// Keys of a top-k, in device memory. Row r is `keys[r * row_stride + i]` for i in [begin[r],
+/// end[r]); keys of one row differ (see top_k.hpp, which packs a score and an index into one).
+struct top_k_keys {
+  const std::uint64_t* keys = nullptr;
+  std::int64_t row_stride = 0;
+  const std::int32_t* begin = nullptr;  ///< [rows], device memory
+  const std::int32_t* end = nullptr;    ///< [rows], device memory; end <= row_stride
+};
+
+/// How much memory there is, and of what grain.
+struct memory_limits {
+  std::uint64_t device_bytes_total = 0;
+  std::uint64_t device_bytes_free = 0;
+  std::size_t device_alignment = 256;  ///< alignment of what allocate_device returns
+  std::size_t pinned_alignment = 64;   ///< alignment of what allocate_pinned returns
+};
+
+/// The cooperating lanes of a row kernel: a CTA on CUDA, one lane on the CPU.
+///
+/// Every lane of the group makes the same calls in the same order. Sums and scans are over integers
+/// only, so that the result of a row kernel does not depend on the size of the group: that is the
+/// law its bodies keep.
+template <class G>
+concept row_group = std::copyable<G> && requires(const G& group, std::int64_t value) {
+  { group.rank() } -> std::same_as<int>;
+  { group.size() } -> std::same_as<int>;
+  group.sync();
+  { group.sum(value) } -> std::same_as<std::int64_t>;
+  { group.min(value) } -> std::same_as<std::int64_t>;
+  { group.scan(value) } -> std::same_as<std::int64_t>;  // sum over the lanes of lower rank
+};
+
+namespace detail {
+
+/// Stand-ins with which the backend concept asks whether kernels can be launched.
+struct probe_kernel {
+  void operator()(std::int64_t, std::int64_t) const {}
+};
+struct probe_row_kernel {
+  template <class Group>
+  void operator()(std::int64_t, Group) const {}
+};
+
+}  // namespace detail
+
+/// Job 1: memory. Pinned memory is mapped: `device_pointer` gives the address under which kernels
+/// reach it. Sizes of zero give null. `allocate_*` throw `out_of_memory`; `deallocate_*` take what
+/// was allocated, with its size.
+template <class B>
+concept has_memory = requires(B b, void* p, std::size_t n, int* pinned) {
+  { b.allocate_device(n) } -> std::same_as<void*>;
+  { b.deallocate_device(p, n) }
+  noexcept;
+  { b.allocate_pinned(n) } -> std::same_as<void*>;
+  { b.deallocate_pinned(p, n) }
+  noexcept;
+  { b.device_pointer(pinned) } -> std::same_as<int*>;
+  { b.limits() } -> std::same_as<memory_limits>;
+};
+
+/// Job 2: streams and events. `stream` and `event` own; `stream_ref` borrows, also from the engine.
+/// Work of one stream runs in order. `enqueue_wait` holds the stream back, not the caller, until
+/// the event's last record so far is done. Only `sync` (of a stream, an event or a condition)
+/// blocks; it throws `device_error` when the work failed. Destroying a stream or an event with work
+/// in flight waits for it.
+///
+/// `sync_until(ready)` returns once ready() is true; the machine goes on meanwhile (the simulated
+/// one advances here).
+template <class B>
+concept has_streams = requires(B b, const B c, typename B::stream& s, typename B::stream_ref r,
+                               typename B::event& e, const typename B::event& f, bool (*ready)()) {
+  { b.make_stream(stream_priority::high) } -> std::same_as<typename B::stream>;
+  { b.make_event() } -> std::same_as<typename B::event>;
+  requires std::convertible_to<typename B::stream&, typename B::stream_ref>;
+  requires std::copyable<typename B::stream_ref> && std::movable<typename B::event>;
+  b.record(e, r);
+  b.enqueue_wait(f, r);
+  { c.poll(f) }
+  noexcept->std::same_as<event_state>;
+  b.sync(f);
+  b.sync(r);
+  b.sync_until(ready);
+  { c.now_ns() }
+  noexcept->std::same_as<std::uint64_t>;
+};
+
+/// Job 3: asynchronous copies. The source is read, and the destination written, when the stream
+/// gets there: both stay valid and untouched until then. Host memory of a copy is pinned memory of
+/// this backend. The copies of a batch are unordered among themselves.
+template <class B>
+concept has_copies = requires(B b, void* p, const void* q, std::size_t n, typename B::stream_ref r,
+                              std::span<const copy_span> many) {
+  b.copy_async(p, q, n, copy_direction::host_to_device, r);
+  b.copy_many_async(many, copy_direction::device_to_host, r);
+};
+
+/// Job 4: host tasks. A task runs on one of the backend's workers once every event of `after` is
+/// done or failed; the events are not recorded again, moved or destroyed before it starts. Tasks
+/// that are ready start in the order in which they were handed over; several may run at once. A
+/// task may enqueue work and hand over further tasks; it may not sync.
+template <class B>
+concept has_host_tasks = requires(B b, std::span<const typename B::event* const> after,
+                                  host_task task, host_cost cost) {
+  b.host_async(after, task, cost);
+};
+
+/// Jobs 5 to 7: kernels and top-k. Bodies are trivially copyable functors, at most 512 bytes, whose
+/// pointers the device can follow. `bytes` is the device memory traffic, for the simulated clock.
+///
+/// `for_each(shape, limits, bytes, op, stream)`: op(block, word) for each pair.
+/// `for_each_row(rows, limits, bytes, op, stream)`: op(row, group) for each row.
+/// `top_k(shape, keys, selected, counts, workspace, stream)`: selected[r * k + i] are the indices
+/// of the k largest keys of row r, ascending, padded with -1; counts[r] how many (both device
+/// memory; counts may be null). The workspace is device memory of at least
+/// `top_k_workspace_bytes(shape)` bytes, aligned as allocate_device aligns.
+template <class B>
+concept has_kernels = requires(B b, typename B::stream_ref r, launch_shape shape,
+                               launch_limits limits, std::uint64_t bytes, top_k_shape top,
+                               top_k_keys keys, std::int32_t* out, std::span<std::byte> workspace) {
+  b.for_each(shape, limits, bytes, detail::probe_kernel{}, r);
+  b.for_each_row(std::int64_t{1}, limits, bytes, detail::probe_row_kernel{}, r);
+  { b.top_k_workspace_bytes(top) } -> std::same_as<std::size_t>;
+  b.top_k(top, keys, out, out, workspace, r);
+};
+
+/// A machine, as one small copyable value: copies share what it owns, the last one frees it. Copies
+/// may be used from several threads at once; one stream is fed by one thread at a time.
+template <class B>
+concept backend = std::copyable<B> && has_memory<B> && has_streams<B> && has_copies<B> &&
+    has_host_tasks<B> && has_kernels<B>;
+
+/// Logical block of a request -> page of the pool, or -1 where it has none. A trivially copyable
+/// view: kernels take it by value. `page` is pure, and callable on the device where the view is
+/// used there.
+template <class T>
+concept page_table = std::is_trivially_copyable_v<T> &&
+    requires(const T& table, std::int64_t request, std::int64_t block) {
+  { table.page(request, block) } -> std::convertible_to<std::int64_t>;
+};
+
+/// An order in which groups are given up. A group is an index below `capacity()`; it is in the
+/// order from `insert` to `erase`. `touch` is a logical use. `victim` is the group to give up next,
+/// or -1 when there is none. All calls come from one thread at a time, allocate nothing and cost
+/// O(1).
+template <class P>
+concept eviction_policy = std::movable<P> && requires(P policy, const P& view, std::int32_t group) {
+  { view.capacity() } -> std::same_as<std::int32_t>;
+  policy.insert(group);
+  policy.touch(group);
+  policy.erase(group);
+  { view.victim() } -> std::same_as<std::int32_t>;
+};
+
+}  // namespace pulseinfer

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What differs between compilers, and nothing else.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "pulseinfer/version.hpp"
+
+/// Marks a function that runs on the host and inside kernels. Vanishes in plain C++.
+#if defined(__CUDACC__)
+#define PULSEINFER_HD __host__ __device__
+#else
+#define PULSEINFER_HD
+#endif
+
+namespace pulseinfer {
+
+/// The unit of every mover: pools, strips and staging are aligned to it.
+inline constexpr std::int64_t word_bytes = 16;
+
+namespace detail {
+
+/// a * b, rounded before anything is added to it.
+///
+/// Scores are sums of products. Where a compiler may fuse the two into one instruction, the sum
+/// differs in its last bit between machines, two blocks change places, and selections stop being
+/// equal. Each compiler has its own way to be told so; none of them costs anything on a machine
+/// without fused instructions.
+PULSEINFER_HD inline float product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#elif defined(__clang__)
+#pragma clang fp contract(off)
+  return a * b;
+#elif defined(__GNUC__) && __GNUC__ >= 12
+  return __builtin_assoc_barrier(a * b);
+#else
+  volatile float rounded = a * b;
+  return rounded;
+#endif
+}
+
+/// a + b as one rounded addition: the partner of product().
+PULSEINFER_HD inline float sum(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(a, b);
+#elif defined(__clang__)
+#pragma clang fp contract(off)
+  return a + b;
+#else
+  return a + b;
+#endif
+}
+
+}  // namespace detail
+}  // namespace pulseinfer
