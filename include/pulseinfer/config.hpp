@@ -34,7 +34,7 @@ PULSEINFER_HD inline float product(float a, float b) {
 #elif defined(__clang__)
 #pragma clang fp contract(off)
   return a * b;
-#elif defined(__GNUC__) && __GNUC__ >= 12
+#elif defined(__GNUC__) && __GNUC__ >= 12 && !defined(__CUDACC__)  // nvcc's front end lacks it
   return __builtin_assoc_barrier(a * b);
 #else
   volatile float rounded = a * b;
