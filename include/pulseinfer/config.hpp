@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "pulseinfer/version.hpp"
 
@@ -21,6 +22,18 @@ namespace pulseinfer {
 inline constexpr std::int64_t word_bytes = 16;
 
 namespace detail {
+
+/// The bits of a float, and the float of those bits (std::bit_cast cannot be called on a device).
+PULSEINFER_HD inline std::uint32_t bits_of(float value) {
+  std::uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+PULSEINFER_HD inline float float_of(std::uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
 
 /// a * b, rounded before anything is added to it.
 ///

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The worker threads that run host tasks, for backends with real threads.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "pulseinfer/concepts.hpp"
+#include "pulseinfer/error.hpp"
+
+namespace pulseinfer::detail {
+
+/// Waits a little, longer each time: first it only lets other threads run, later it sleeps for up
+/// to 50 us.
+class backoff {
+ public:
+  void pause() {
+    if (++count_ < 64) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(std::min(count_ - 60, 50)));
+    }
+  }
+  void reset() noexcept { count_ = 0; }
+
+ private:
+  int count_ = 0;
+};
+
+/// Runs host tasks in the order in which they become ready; of several ready ones the oldest first.
+///
+/// A task waits for events that only the backend can ask about, so a waiting task is polled by idle
+/// workers. Handing over a task allocates nothing once the list has grown to the number of tasks in
+/// flight.
+///
+/// @tparam Event  the backend's event; `Poll` is `event_state(const Event&) noexcept`
+/// @par Threads   any thread may hand over tasks, tasks included
+template <class Event, class Poll>
+class host_workers {
+ public:
+  static constexpr std::size_t max_events = 4;
+
+  host_workers(int threads, Poll poll) : poll_(poll) {
+    expects(threads >= 1 && threads <= 1024, "host workers: threads is ", threads,
+            ", expected 1 to 1024");
+    waiting_.reserve(64);
+    threads_.reserve(static_cast<std::size_t>(threads));
+    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
+  }
+
+  host_workers(const host_workers&) = delete;
+  host_workers& operator=(const host_workers&) = delete;
+
+  /// Runs what was handed over, then ends the threads. Not to be called from a task.
+  ~host_workers() {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    for (auto& thread : threads_) thread.join();
+  }
+
+  void submit(std::span<const Event* const> after, host_task task) {
+    expects(task.run != nullptr, "host_async: the task has no function");
+    expects(after.size() <= max_events, "host_async: ", after.size(),
+            " events to wait for, expected at most ", max_events);
+    entry added{task, {}, after.size()};
+    std::copy(after.begin(), after.end(), added.after);
+    for (const Event* event : after) expects(event != nullptr, "host_async: an event is null");
+    {
+      std::lock_guard lock(mutex_);
+      waiting_.push_back(added);
+    }
+    changed_.notify_one();
+  }
+
+  /// True if the calling thread is one of the workers.
+  [[nodiscard]] bool is_worker() const noexcept {
+    return std::any_of(threads_.begin(), threads_.end(),
+                       [](const auto& t) { return t.get_id() == std::this_thread::get_id(); });
+  }
+
+ private:
+  struct entry {
+    host_task task;
+    const Event* after[max_events];
+    std::size_t events;
+  };
+
+  [[nodiscard]] bool is_ready(const entry& e) const noexcept {
+    return std::all_of(e.after, e.after + e.events, [this](const Event* event) {
+      return poll_(*event) != event_state::pending;
+    });
+  }
+
+  void run() {
+    backoff idle;
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      const auto ready = std::find_if(waiting_.begin(), waiting_.end(),
+                                      [this](const entry& e) { return is_ready(e); });
+      if (ready != waiting_.end()) {
+        const host_task task = ready->task;
+        waiting_.erase(ready);
+        lock.unlock();
+        task.run(task.state);
+        idle.reset();
+        lock.lock();
+        // What this task handed over may be what another worker sleeps for.
+        if (!waiting_.empty()) changed_.notify_one();
+      } else if (!waiting_.empty()) {
+        lock.unlock();
+        idle.pause();
+        lock.lock();
+      } else if (stopping_) {
+        return;
+      } else {
+        changed_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
+        idle.reset();
+      }
+    }
+  }
+
+  Poll poll_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<entry> waiting_;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace pulseinfer::detail
