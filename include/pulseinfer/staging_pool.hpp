@@ -36,7 +36,7 @@ struct staging_chunk {
 /// nothing.
 template <backend Backend>
 struct staging_waiter {
-  void (*ready)(staging_waiter& self, staging_chunk<Backend>& chunk) noexcept = nullptr;
+  void (*chunk_ready)(staging_waiter& self, staging_chunk<Backend>& chunk) noexcept = nullptr;
   staging_waiter* next = nullptr;
 };
 
@@ -106,7 +106,7 @@ class staging_pool {
         ++free_count_;
       }
     }
-    if (next != nullptr) next->ready(*next, c);
+    if (next != nullptr) next->chunk_ready(*next, c);
   }
 
  private:

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "pulseinfer/block_copy.hpp"
+#include "pulseinfer/block_store.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/error.hpp"
 
@@ -53,8 +54,8 @@ struct unit_move {
   std::byte* host = nullptr;          ///< offload: the slot's bytes
   const std::byte* source = nullptr;  ///< recall: the slot's bytes
   std::int32_t page = -1;
-  std::int32_t slot = -1;           ///< offload: host_slot
-  unit_status* mirrored = nullptr;  ///< recall of a step: the status in the step's mirror
+  host_slot slot = host_slot::none;  ///< offload
+  unit_status* mirrored = nullptr;   ///< recall of a step: the status in the step's mirror
   unit_status status = unit_status::pending;
 };
 
@@ -77,6 +78,7 @@ struct ticket_state {
   std::atomic<bool> cancel{false};
   std::atomic<bool> incomplete{
       false};  ///< recall: some pages will not be filled; set before `submitted`
+  std::atomic<std::int64_t> outstanding{0};  ///< parts of the transfer that run side by side
   std::vector<unit_move> units;
   transfer_report report;
   std::exception_ptr error;  ///< valid when the phase is failed
