@@ -275,11 +275,18 @@ class host_backend {
   class stream {
    public:
     stream(stream&&) noexcept = default;
-    stream& operator=(stream&&) noexcept = default;
+    stream& operator=(stream&& other) noexcept {
+      std::swap(link_, other.link_);
+      std::swap(queue_, other.queue_);
+      return *this;
+    }
 
    private:
     friend class host_backend;
-    stream() : queue_(std::make_unique<detail::host_stream>()) {}
+    explicit stream(std::shared_ptr<detail::host_link> link)
+        : link_(std::move(link)), queue_(std::make_unique<detail::host_stream>()) {}
+    std::shared_ptr<detail::host_link>
+        link_;  ///< the queue's copies use it, also after the backend
     std::unique_ptr<detail::host_stream> queue_;
   };
 
@@ -336,7 +343,7 @@ class host_backend {
   }
 
   // Job 2: streams and events.
-  [[nodiscard]] stream make_stream(stream_priority) { return stream(); }
+  [[nodiscard]] stream make_stream(stream_priority) { return stream(state_->link); }
   [[nodiscard]] event make_event() { return event(); }
   void record(event& e, stream_ref s) { s.queue_->push_record(e.state_->begin()); }
   void enqueue_wait(const event& e, stream_ref s) { s.queue_->push_wait(e.state_->last()); }
@@ -361,16 +368,16 @@ class host_backend {
   // Job 3: copies.
   void copy_async(void* destination, const void* source, std::size_t bytes,
                   copy_direction direction, stream_ref s) {
-    if (bytes == 0) return;
-    detail::expects(destination != nullptr && source != nullptr,
-                    "copy_async: an address is null with bytes ", bytes);
-    s.queue_->push([link = &state_->link, destination, source, bytes, direction] {
-      link->copy(destination, source, bytes, direction);
-    });
+    const copy_span copy{destination, source, bytes};
+    copy_many_async({&copy, 1}, direction, s);
   }
   void copy_many_async(std::span<const copy_span> copies, copy_direction direction, stream_ref s) {
+    detail::check_copies(copies);
     for (const copy_span& copy : copies) {
-      copy_async(copy.destination, copy.source, copy.bytes, direction, s);
+      if (copy.bytes == 0) continue;
+      s.queue_->push([link = state_->link.get(), copy, direction] {
+        link->copy(copy.destination, copy.source, copy.bytes, direction);
+      });
     }
   }
 
@@ -414,9 +421,10 @@ class host_backend {
  private:
   struct state {
     explicit state(const host_options& options)
-        : link(options.link), workers(options.workers, &state::poll) {}
+        : link(std::make_shared<detail::host_link>(options.link)),
+          workers(options.workers, &state::poll) {}
     static event_state poll(const event& e) noexcept { return e.state_->poll(); }
-    detail::host_link link;
+    std::shared_ptr<detail::host_link> link;
     detail::host_workers<event, event_state (*)(const event&) noexcept> workers;
   };
 
