@@ -45,6 +45,13 @@ struct resolved_step {
   std::int32_t k = 0;
   std::int32_t layer = 0;
   detail::step_record* record = nullptr;
+
+  /// The misses of a row, in block order, with what became of each. Host memory; complete once the recall's ticket is
+  /// final, and valid as long as `pages`.
+  [[nodiscard]] std::span<const unit_miss> misses(std::int32_t row) const noexcept {
+    return {record->misses + std::int64_t{row} * k,
+            static_cast<std::size_t>(record->miss_counts[row])};
+  }
 };
 
 enum class [[nodiscard]] take_back_outcome : std::uint8_t{

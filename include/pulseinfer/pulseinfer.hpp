@@ -5,6 +5,7 @@
 #pragma once
 
 #include "pulseinfer/backend/host.hpp"
+#include "pulseinfer/backend/simulated.hpp"
 #include "pulseinfer/batch.hpp"
 #include "pulseinfer/block_copy.hpp"
 #include "pulseinfer/block_store.hpp"
@@ -24,5 +25,6 @@
 #include "pulseinfer/staging_pool.hpp"
 #include "pulseinfer/ticket.hpp"
 #include "pulseinfer/top_k.hpp"
+#include "pulseinfer/trace.hpp"
 #include "pulseinfer/transfer.hpp"
 #include "pulseinfer/version.hpp"
