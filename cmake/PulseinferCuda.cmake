@@ -33,6 +33,11 @@ macro(pulseinfer_enable_cuda reason)
       message(FATAL_ERROR "pulseinfer: C++20 needs nvcc 12 or newer; ${CMAKE_CUDA_COMPILER} is "
         "${CMAKE_CUDA_COMPILER_VERSION}. Choose another with CUDACXX, or set PULSEINFER_CUDA=OFF")
     endif()
+    if(NOT DEFINED CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+      # CMake up to 3.25.1 does not know that nvcc has C++20.
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    endif()
   elseif(NOT PULSEINFER_CUDA STREQUAL "AUTO")
     message(FATAL_ERROR "pulseinfer: PULSEINFER_CUDA is ${PULSEINFER_CUDA}, but ${${reason}}")
   endif()
