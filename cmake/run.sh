@@ -256,7 +256,6 @@ configure() {
   done
   # shellcheck disable=SC2086 # options without blanks
   set -- $options "-DPULSEINFER_CUDA_RUNTIME_DIR=$runtime_dir"
-  if [ -z "$nvcc" ]; then set -- "$@" -DPULSEINFER_CUDA=OFF; else set -- "$@" -DPULSEINFER_CUDA=AUTO; fi
   [ -z "${PULSEINFER_CUDA_ARCHITECTURES:-}" ] ||
     set -- "$@" "-DPULSEINFER_CUDA_ARCHITECTURES=$PULSEINFER_CUDA_ARCHITECTURES"
   tools="$CXX $nvcc"
