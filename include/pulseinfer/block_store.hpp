@@ -91,11 +91,16 @@ class block_store {
   class lease {
    public:
     lease() = default;
-    lease(lease&& other) noexcept { *this = std::move(other); }
+    lease(lease&& other) noexcept
+        : store_(std::exchange(other.store_, nullptr)),
+          sequence_(other.sequence_),
+          table_(other.table_) {}
     lease& operator=(lease&& other) noexcept {
-      std::swap(store_, other.store_);
-      std::swap(sequence_, other.sequence_);
-      std::swap(table_, other.table_);
+      if (this == &other) return *this;
+      release();
+      store_ = std::exchange(other.store_, nullptr);
+      sequence_ = other.sequence_;
+      table_ = other.table_;
       return *this;
     }
     ~lease() { release(); }
