@@ -67,10 +67,10 @@ struct backend {
   void* allocate_pinned(std::size_t bytes) { return allocate(bytes); }
   void deallocate_pinned(void* p, std::size_t) noexcept { std::free(p); }
   template <class T>
-  T* device_pointer(T* pinned) {
+  T* device_pointer(T* pinned) const {
     return pinned;
   }
-  pulseinfer::memory_limits limits() { return {}; }
+  pulseinfer::memory_limits limits() const { return {}; }
 
   stream make_stream(pulseinfer::stream_priority);
   event make_event();
