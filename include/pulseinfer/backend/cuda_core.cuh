@@ -256,8 +256,8 @@ class cuda_backend {
 
   // Jobs 5 to 7: kernels.
   template <class Op>
-  PULSEINFER_LAUNCHES void for_each(const launch_shape& shape, const launch_limits& limits,
-                                    std::uint64_t, const Op& op, stream_ref s) {
+  void for_each(const launch_shape& shape, const launch_limits& limits, std::uint64_t, const Op& op,
+                stream_ref s) {
     static_assert(detail::is_kernel_body<Op>);
     detail::check_launch(shape, limits);
     if (shape.blocks == 0 || shape.words == 0) return;
@@ -267,8 +267,8 @@ class cuda_backend {
                           shape.words, shape.device_blocks);
   }
   template <class Op>
-  PULSEINFER_LAUNCHES void for_each_row(std::int64_t rows, const launch_limits& limits,
-                                        std::uint64_t, const Op& op, stream_ref s) {
+  void for_each_row(std::int64_t rows, const launch_limits& limits, std::uint64_t, const Op& op,
+                    stream_ref s) {
     static_assert(detail::is_kernel_body<Op>);
     detail::check_rows(rows, limits);
     if (rows == 0) return;
@@ -279,15 +279,13 @@ class cuda_backend {
                           s.get(), op, rows);
   }
   template <class Backend = cuda_backend>
-  [[nodiscard]] PULSEINFER_LAUNCHES std::size_t top_k_workspace_bytes(
-      const top_k_shape& shape) const {
+  [[nodiscard]] std::size_t top_k_workspace_bytes(const top_k_shape& shape) const {
     const detail::cuda_device_scope device(state_->device);
     return detail::cuda_top_k<Backend>::workspace_bytes(shape);
   }
   template <class Backend = cuda_backend>
-  PULSEINFER_LAUNCHES void top_k(const top_k_shape& shape, const top_k_keys& keys,
-                                 std::int32_t* selected, std::int32_t* counts,
-                                 std::span<std::byte> workspace, stream_ref s) {
+  void top_k(const top_k_shape& shape, const top_k_keys& keys, std::int32_t* selected,
+             std::int32_t* counts, std::span<std::byte> workspace, stream_ref s) {
     const detail::cuda_device_scope device(state_->device);
     detail::cuda_top_k<Backend>::run(*this, shape, keys, selected, counts, workspace, s);
   }

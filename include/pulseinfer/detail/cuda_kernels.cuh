@@ -110,10 +110,12 @@ static_assert(row_group<cta_group<128>>);
 inline constexpr int for_each_threads = 256;
 inline constexpr int for_each_row_threads = 128;
 
+PULSEINFER_HIDDEN_BEGIN
+
 /// Threads and CTAs run over blocks in one dimension and over words in the other, so that no index
 /// is divided.
 template <class Op>
-PULSEINFER_KERNEL void __launch_bounds__(for_each_threads)
+__global__ void __launch_bounds__(for_each_threads)
     for_each_kernel(const __grid_constant__ Op op, std::int64_t blocks, std::int64_t words,
                     const std::int32_t* device_blocks) {
   if (device_blocks != nullptr) {
@@ -133,7 +135,7 @@ PULSEINFER_KERNEL void __launch_bounds__(for_each_threads)
 
 /// One CTA a row, then the row that is a grid further.
 template <int Threads, class Op>
-PULSEINFER_KERNEL void __launch_bounds__(Threads)
+__global__ void __launch_bounds__(Threads)
     for_each_row_kernel(const __grid_constant__ Op op, std::int64_t rows) {
   __shared__ std::int64_t slots[cta_group<Threads>::warps];
   for (std::int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -171,15 +173,16 @@ struct cuda_launch_shape {
 /// Launches and throws what the launch itself reports. (The <<<>>> form reports through the last
 /// error only, where older errors of other code would be taken for its own.)
 template <class... Parameters>
-PULSEINFER_LAUNCHES inline void launch_kernel(
-    void (*kernel)(Parameters...), cuda_launch_shape shape, cudaStream_t stream,
-    const std::type_identity_t<std::remove_const_t<Parameters>>&... arguments) {
+void launch_kernel(void (*kernel)(Parameters...), cuda_launch_shape shape, cudaStream_t stream,
+                   const std::type_identity_t<std::remove_const_t<Parameters>>&... arguments) {
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.stream = stream;
   check_cuda(cudaLaunchKernelEx(&config, kernel, arguments...), "cudaLaunchKernelEx");
 }
+
+PULSEINFER_HIDDEN_END
 
 }  // namespace PULSEINFER_CUDA_TAG
 }  // namespace pulseinfer::detail

@@ -14,11 +14,11 @@
 
 #include "pulseinfer/error.hpp"
 
-/// A kernel. Hidden, so that two shared libraries that hold the same kernel each launch their own.
-#define PULSEINFER_KERNEL __global__ __attribute__((visibility("hidden")))
-
-/// A function that launches kernels: hidden for the same reason.
-#define PULSEINFER_LAUNCHES __attribute__((visibility("hidden")))
+/// Between these two, functions are hidden: of two shared libraries that hold the same kernel, each
+/// launches its own. (As an attribute of a template it makes nvcc warn where an argument is a type
+/// of an unnamed namespace.)
+#define PULSEINFER_HIDDEN_BEGIN _Pragma("GCC visibility push(hidden)")
+#define PULSEINFER_HIDDEN_END _Pragma("GCC visibility pop")
 
 /// Names an inline namespace after the architectures that this translation unit is compiled for.
 ///

@@ -104,16 +104,15 @@ struct cuda_top_k {
     }
   };
 
-  [[nodiscard]] PULSEINFER_LAUNCHES static std::size_t workspace_bytes(
-      const top_k_shape& shape, std::int64_t batch_keys = default_batch_keys) {
+  [[nodiscard]] static std::size_t workspace_bytes(const top_k_shape& shape,
+                                                   std::int64_t batch_keys = default_batch_keys) {
     return plan(shape, batch_keys).bytes;
   }
 
-  PULSEINFER_LAUNCHES static void run(Backend& backend, const top_k_shape& shape,
-                                      const top_k_keys& keys, std::int32_t* selected,
-                                      std::int32_t* counts, std::span<std::byte> workspace,
-                                      typename Backend::stream_ref stream,
-                                      std::int64_t batch_keys = default_batch_keys) {
+  static void run(Backend& backend, const top_k_shape& shape, const top_k_keys& keys,
+                  std::int32_t* selected, std::int32_t* counts, std::span<std::byte> workspace,
+                  typename Backend::stream_ref stream,
+                  std::int64_t batch_keys = default_batch_keys) {
     const plan at(shape, batch_keys);
     check_top_k(shape, keys, selected, workspace, at.bytes);
     if (shape.rows == 0) return;
