@@ -281,6 +281,49 @@ TEST_CASE("an ordinal that the machine does not have is named, with the count") 
   CHECK_THROWS_AS(cuda_backend(cuda_options{.workers = 0}), std::invalid_argument);
 }
 
+TEST_CASE("a backend of another device leaves the current one current") {
+  int count = 0;
+  REQUIRE(cudaGetDeviceCount(&count) == cudaSuccess);
+  if (count < 2) return;
+  const auto current = [] {
+    int device = -1;
+    CHECK(cudaGetDevice(&device) == cudaSuccess);
+    return device;
+  };
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+  cuda_backend backend{cuda_options{.device = 1}};
+  CHECK(backend.device() == 1);
+  static std::atomic<int> seen{-1};
+  {
+    auto stream = backend.make_stream(stream_priority::normal);
+    auto event = backend.make_event();
+    memory<int> value(backend, 8);
+    CHECK(current() == 0);
+    backend.for_each({1, 8}, {}, 0, add_one{value.on_device()}, stream);
+    backend.record(event, stream);
+    backend.sync(event);
+    backend.sync(stream);
+    (void)backend.top_k_workspace_bytes({1, 100, 5});
+    (void)backend.limits();
+    CHECK(current() == 0);
+    seen = -1;
+    backend.host_async({},
+                       {[](void*) noexcept {
+                          int device = -1;
+                          (void)cudaGetDevice(&device);
+                          seen = device;
+                        },
+                        nullptr},
+                       {});
+    backend.sync_until([] { return seen.load() >= 0; });
+    CHECK(seen == 1);
+  }
+  CHECK(current() == 0);
+  REQUIRE(cudaSetDevice(1) == cudaSuccess);
+  CHECK(cuda_backend{}.device() == 1);
+  REQUIRE(cudaSetDevice(0) == cudaSuccess);
+}
+
 TEST_CASE("a failed call throws its code and leaves no last error") {
   cuda_backend backend;
   auto stream = backend.make_stream(stream_priority::normal);
@@ -523,8 +566,6 @@ TEST_CASE("a capture in one thread is not spoiled by another that polls and allo
     backend.sync_until([&] { return ++polls > 100; });
     auto mine = backend.make_event();
   }).join();
-  // Row kernels, for_each and the sort can all be captured.
-  memory<std::byte> workspace(cuda_backend{}, 1 << 20);
   cudaGraph_t graph = nullptr;
   REQUIRE(cudaStreamEndCapture(captured.get(), &graph) == cudaSuccess);
   cudaGraphExec_t ready = nullptr;

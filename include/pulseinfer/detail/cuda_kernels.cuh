@@ -7,8 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <source_location>
-#include <utility>
+#include <type_traits>
 
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/config.hpp"

@@ -81,10 +81,12 @@ class cuda_device_scope {
  public:
   explicit cuda_device_scope(int device) noexcept {
     // A device that cannot be made current makes the call fail for which it was wanted.
-    if (cudaGetDevice(&previous_) != cudaSuccess || previous_ == device) return;
-    const cudaError_t code = cudaSetDevice(device);
+    cudaError_t code = cudaGetDevice(&previous_);
+    if (code == cudaSuccess && previous_ != device) {
+      code = cudaSetDevice(device);
+      changed_ = code == cudaSuccess;
+    }
     forget_cuda_error(code);
-    changed_ = code == cudaSuccess;
   }
   ~cuda_device_scope() {
     if (changed_) forget_cuda_error(cudaSetDevice(previous_));
@@ -102,12 +104,13 @@ class cuda_device_scope {
 /// the library asks does not concern the capture, and says so.
 class cuda_capture_scope {
  public:
-  cuda_capture_scope() noexcept { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~cuda_capture_scope() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  cuda_capture_scope() noexcept { exchange(); }
+  ~cuda_capture_scope() { exchange(); }
   cuda_capture_scope(const cuda_capture_scope&) = delete;
   cuda_capture_scope& operator=(const cuda_capture_scope&) = delete;
 
  private:
+  void exchange() noexcept { forget_cuda_error(cudaThreadExchangeStreamCaptureMode(&mode_)); }
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
