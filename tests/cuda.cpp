@@ -778,6 +778,21 @@ TEST_CASE("top-k: nothing to choose from, or nothing wanted") {
                   std::invalid_argument);
 }
 
+TEST_CASE("top-k: a workspace serves every smaller shape") {
+  using top = pulseinfer::detail::cuda_top_k<cuda_backend>;
+  for (std::int64_t batch_keys : {1, 7, 100, 1000}) {
+    bool grows = true;
+    for (std::int64_t rows = 1; rows < 30; ++rows) {
+      for (std::int64_t columns = 1; columns < 60; ++columns) {
+        const std::size_t bytes = top::workspace_bytes({rows, columns, 3}, batch_keys);
+        grows = grows && bytes <= top::workspace_bytes({rows + 1, columns, 3}, batch_keys);
+        grows = grows && bytes <= top::workspace_bytes({rows, columns + 1, 3}, batch_keys);
+      }
+    }
+    CHECK(grows);
+  }
+}
+
 TEST_CASE("top-k: drawn rows") {
   std::mt19937_64 random(20);
   for (int round = 0; round < 12; ++round) {

@@ -64,7 +64,8 @@ inline namespace PULSEINFER_CUDA_TAG {
 /// Job 7. A template, so that only those who select have CUB's kernels compiled.
 ///
 /// Rows are gathered close together and sorted in batches: CUB counts keys in 32 bits, and the
-/// workspace (16 bytes a key of a batch) should not grow with the rows for ever.
+/// workspace (16 bytes a key of a batch) should not grow with the rows for ever. A workspace for one
+/// shape serves every shape with as many rows and columns or fewer, and the same k.
 template <class Backend>
 struct cuda_top_k {
   using sort_buffers = cub::DoubleBuffer<std::uint64_t>;
@@ -88,8 +89,12 @@ struct cuda_top_k {
       expects(shape.columns <= max_columns, "top_k: columns is ", shape.columns,
               ", expected at most ", max_columns, " on CUDA");
       batch_rows = std::clamp<std::int64_t>(batch_keys / shape.columns, 1, shape.rows);
-      const auto rows = static_cast<std::size_t>(batch_rows);
-      for (auto& buffer : keys) buffer = take(rows * static_cast<std::size_t>(shape.columns) * 8);
+      // Sizes grow with rows and with columns, never fall: a workspace serves every smaller shape.
+      const std::int64_t most = std::max(batch_keys, shape.columns);
+      const auto rows = static_cast<std::size_t>(std::min(shape.rows, most));
+      const auto buffer_keys = static_cast<std::size_t>(
+          shape.rows <= most / shape.columns ? shape.rows * shape.columns : most);
+      for (auto& buffer : keys) buffer = take(buffer_keys * sizeof(std::uint64_t));
       thresholds = take(static_cast<std::size_t>(shape.rows) * 8);
       begin = take(rows * 4);
       end = take(rows * 4);
