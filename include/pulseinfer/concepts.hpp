@@ -103,6 +103,10 @@ concept row_group = std::copyable<G> && requires(const G& group, std::int64_t va
   { group.scan(value) } -> std::same_as<std::int64_t>;  // sum over the lanes of lower rank
 };
 
+/// The most events a host task may wait for. Few, so that a waiting task is stored without an
+/// allocation; to wait for more, let a stream wait for them and record one event there.
+inline constexpr std::size_t max_task_events = 4;
+
 namespace detail {
 
 /// Stand-ins with which the backend concept asks whether kernels can be launched.
@@ -167,10 +171,10 @@ concept has_copies = requires(B b, void* p, const void* q, std::size_t n, typena
   b.copy_many_async(many, copy_direction::device_to_host, r);
 };
 
-/// Job 4: host tasks. A task runs on one of the backend's workers once every event of `after` is
-/// done or failed; the events are not recorded again, moved or destroyed before it starts. Tasks
-/// that are ready start in the order in which they were handed over; several may run at once. A
-/// task may enqueue work and hand over further tasks; it may not sync.
+/// Job 4: host tasks. A task runs on one of the backend's workers once every event of `after` (at
+/// most `max_task_events`) is done or failed; the events are not recorded again, moved or destroyed
+/// before it starts. Tasks that are ready start in the order in which they were handed over;
+/// several may run at once. A task may enqueue work and hand over further tasks; it may not sync.
 template <class B>
 concept has_host_tasks = requires(B b, std::span<const typename B::event* const> after,
                                   host_task task, host_cost cost) {

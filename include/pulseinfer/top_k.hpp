@@ -89,7 +89,6 @@ struct compact_top_k {
 
   template <class Group>
   PULSEINFER_HD void operator()(std::int64_t row, Group group) const {
-    // With k = 0 nothing but the count is there: keys, begin, end and thresholds may all be null.
     const std::int64_t length = k > 0 ? detail::row_length(keys, row) : 0;
     const std::uint64_t threshold = length > k ? thresholds[row] : 0;
     const std::uint64_t* row_keys = keys.keys + row * keys.row_stride;

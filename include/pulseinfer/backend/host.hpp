@@ -10,6 +10,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -45,28 +46,58 @@ struct host_options {
 
 namespace detail {
 
-/// The record behind an event. Shared with the queue entries that mention it.
-struct host_event {
-  std::atomic<std::uint64_t> recorded{0};
-  std::atomic<std::uint64_t> reached{0};
-  std::atomic<std::uint64_t> failed{0};  ///< latest record that failed
+/// One record of an event: where a stream was when the event was recorded.
+struct host_record {
+  std::atomic<event_state> state{event_state::done};
 
-  void reach(std::uint64_t record, bool ok) noexcept {
-    if (!ok) failed.store(record, std::memory_order_relaxed);
-    std::uint64_t seen = reached.load(std::memory_order_relaxed);
-    while (seen < record && !reached.compare_exchange_weak(seen, record, std::memory_order_release,
-                                                           std::memory_order_relaxed)) {
-    }
-    reached.notify_all();
+  void reach(bool ok) noexcept {
+    state.store(ok ? event_state::done : event_state::failed, std::memory_order_release);
+    state.notify_all();
   }
   /// Blocks until the record is reached; false if it failed.
-  [[nodiscard]] bool wait(std::uint64_t record) const noexcept {
-    for (std::uint64_t seen = reached.load(std::memory_order_acquire); seen < record;
-         seen = reached.load(std::memory_order_acquire)) {
-      reached.wait(seen, std::memory_order_acquire);
-    }
-    return failed.load(std::memory_order_relaxed) < record || record == 0;
+  [[nodiscard]] bool wait() const noexcept {
+    state.wait(event_state::pending, std::memory_order_acquire);
+    return state.load(std::memory_order_acquire) == event_state::done;
   }
+};
+
+/// The records of one event. Each is an object of its own: whoever waits for one of them is not let
+/// through by a later one that another stream reaches earlier.
+class host_event {
+ public:
+  host_event() {
+    add();
+    last_ = add();
+  }
+
+  /// Starts a record. One that nobody mentions any more is used again, so that this allocates
+  /// nothing once there are as many as are in flight at a time.
+  [[nodiscard]] std::shared_ptr<host_record> begin() {
+    std::lock_guard lock(mutex_);
+    const auto free = std::find_if(records_.begin(), records_.end(), [this](const auto& r) {
+      return r.use_count() == (r == last_ ? 2 : 1) && r->state.load() != event_state::pending;
+    });
+    last_ = free != records_.end() ? *free : add();
+    last_->state.store(event_state::pending);
+    return last_;
+  }
+  [[nodiscard]] std::shared_ptr<host_record> last() const noexcept {
+    std::lock_guard lock(mutex_);
+    return last_;
+  }
+  [[nodiscard]] event_state poll() const noexcept {
+    std::lock_guard lock(mutex_);
+    return last_->state.load(std::memory_order_acquire);
+  }
+
+ private:
+  std::shared_ptr<host_record> add() {
+    return records_.emplace_back(std::make_shared<host_record>());
+  }
+
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<host_record>> records_;
+  std::shared_ptr<host_record> last_;
 };
 
 /// When each direction of the link is free again.
@@ -137,12 +168,8 @@ class host_stream {
     e.run = [](void* storage) { (*std::launder(static_cast<Work*>(storage)))(); };
     changed_.notify_all();
   }
-  void push_record(std::shared_ptr<host_event> event, std::uint64_t record) {
-    push_event(std::move(event), record, true);
-  }
-  void push_wait(std::shared_ptr<host_event> event, std::uint64_t record) {
-    push_event(std::move(event), record, false);
-  }
+  void push_record(std::shared_ptr<host_record> record) { push_event(std::move(record), true); }
+  void push_wait(std::shared_ptr<host_record> record) { push_event(std::move(record), false); }
 
   /// Blocks until the queue is empty. Throws what failed since the last call, which is then
   /// forgotten.
@@ -160,17 +187,15 @@ class host_stream {
   struct entry {
     alignas(16) std::byte storage[max_kernel_bytes + 64];
     void (*run)(void*) = nullptr;
-    std::shared_ptr<host_event> event;
-    std::uint64_t record = 0;
+    std::shared_ptr<host_record> record;
     bool is_record = false;
   };
 
-  void push_event(std::shared_ptr<host_event> event, std::uint64_t record, bool is_record) {
+  void push_event(std::shared_ptr<host_record> record, bool is_record) {
     std::lock_guard lock(mutex_);
     entry& e = next_entry();
     e.run = nullptr;
-    e.event = std::move(event);
-    e.record = record;
+    e.record = std::move(record);
     e.is_record = is_record;
     changed_.notify_all();
   }
@@ -196,7 +221,7 @@ class host_stream {
       std::swap(current, ring_[head_]);
       lock.unlock();
       std::exception_ptr error = perform(current);
-      current.event.reset();
+      current.record.reset();
       lock.lock();
       head_ = (head_ + 1) % ring_.size();
       --count_;
@@ -210,10 +235,10 @@ class host_stream {
   std::exception_ptr perform(entry& e) {
     const bool ok = !has_failed();
     try {
-      if (e.event && e.is_record) {
-        e.event->reach(e.record, ok);
-      } else if (e.event) {
-        if (!e.event->wait(e.record)) {
+      if (e.record && e.is_record) {
+        e.record->reach(ok);
+      } else if (e.record) {
+        if (!e.record->wait()) {
           throw device_error("stream: an event that it waits for has failed");
         }
       } else if (ok) {
@@ -250,11 +275,18 @@ class host_backend {
   class stream {
    public:
     stream(stream&&) noexcept = default;
-    stream& operator=(stream&&) noexcept = default;
+    stream& operator=(stream&& other) noexcept {
+      std::swap(link_, other.link_);
+      std::swap(queue_, other.queue_);
+      return *this;
+    }
 
    private:
     friend class host_backend;
-    stream() : queue_(std::make_unique<detail::host_stream>()) {}
+    explicit stream(std::shared_ptr<detail::host_link> link)
+        : link_(std::move(link)), queue_(std::make_unique<detail::host_stream>()) {}
+    std::shared_ptr<detail::host_link>
+        link_;  ///< the queue's copies use it, also after the backend
     std::unique_ptr<detail::host_stream> queue_;
   };
 
@@ -277,13 +309,13 @@ class host_backend {
       return *this;
     }
     ~event() {
-      if (state_) (void)state_->wait(state_->recorded.load());
+      if (state_) (void)state_->last()->wait();
     }
 
    private:
     friend class host_backend;
-    event() : state_(std::make_shared<detail::host_event>()) {}
-    std::shared_ptr<detail::host_event> state_;
+    event() : state_(std::make_unique<detail::host_event>()) {}
+    std::unique_ptr<detail::host_event> state_;
   };
 
   explicit host_backend(const host_options& options = {})
@@ -311,18 +343,13 @@ class host_backend {
   }
 
   // Job 2: streams and events.
-  [[nodiscard]] stream make_stream(stream_priority) { return stream(); }
+  [[nodiscard]] stream make_stream(stream_priority) { return stream(state_->link); }
   [[nodiscard]] event make_event() { return event(); }
-  void record(event& e, stream_ref s) {
-    const std::uint64_t record = e.state_->recorded.fetch_add(1) + 1;
-    s.queue_->push_record(e.state_, record);
-  }
-  void enqueue_wait(const event& e, stream_ref s) {
-    s.queue_->push_wait(e.state_, e.state_->recorded.load());
-  }
+  void record(event& e, stream_ref s) { s.queue_->push_record(e.state_->begin()); }
+  void enqueue_wait(const event& e, stream_ref s) { s.queue_->push_wait(e.state_->last()); }
   [[nodiscard]] event_state poll(const event& e) const noexcept { return state::poll(e); }
   void sync(const event& e) {
-    if (!e.state_->wait(e.state_->recorded.load())) {
+    if (!e.state_->last()->wait()) {
       throw device_error("sync: the work before the event has failed");
     }
   }
@@ -341,16 +368,16 @@ class host_backend {
   // Job 3: copies.
   void copy_async(void* destination, const void* source, std::size_t bytes,
                   copy_direction direction, stream_ref s) {
-    if (bytes == 0) return;
-    detail::expects(destination != nullptr && source != nullptr,
-                    "copy_async: an address is null with bytes ", bytes);
-    s.queue_->push([link = &state_->link, destination, source, bytes, direction] {
-      link->copy(destination, source, bytes, direction);
-    });
+    const copy_span copy{destination, source, bytes};
+    copy_many_async({&copy, 1}, direction, s);
   }
   void copy_many_async(std::span<const copy_span> copies, copy_direction direction, stream_ref s) {
+    detail::check_copies(copies);
     for (const copy_span& copy : copies) {
-      copy_async(copy.destination, copy.source, copy.bytes, direction, s);
+      if (copy.bytes == 0) continue;
+      s.queue_->push([link = state_->link.get(), copy, direction] {
+        link->copy(copy.destination, copy.source, copy.bytes, direction);
+      });
     }
   }
 
@@ -394,14 +421,10 @@ class host_backend {
  private:
   struct state {
     explicit state(const host_options& options)
-        : link(options.link), workers(options.workers, &state::poll) {}
-    static event_state poll(const event& e) noexcept {
-      const std::uint64_t record = e.state_->recorded.load(std::memory_order_acquire);
-      if (e.state_->reached.load(std::memory_order_acquire) < record) return event_state::pending;
-      const bool ok = record == 0 || e.state_->failed.load(std::memory_order_relaxed) < record;
-      return ok ? event_state::done : event_state::failed;
-    }
-    detail::host_link link;
+        : link(std::make_shared<detail::host_link>(options.link)),
+          workers(options.workers, &state::poll) {}
+    static event_state poll(const event& e) noexcept { return e.state_->poll(); }
+    std::shared_ptr<detail::host_link> link;
     detail::host_workers<event, event_state (*)(const event&) noexcept> workers;
   };
 

@@ -41,6 +41,14 @@ inline std::int64_t blocks_of(const launch_shape& shape) {
   return std::clamp<std::int64_t>(*shape.device_blocks, 0, shape.blocks);
 }
 
+/// Checks all copies of a batch, so that either all of it is enqueued or nothing.
+inline void check_copies(std::span<const copy_span> copies) {
+  for (const copy_span& copy : copies) {
+    expects(copy.bytes == 0 || (copy.destination != nullptr && copy.source != nullptr),
+            "copy: an address is null with bytes ", copy.bytes);
+  }
+}
+
 inline void check_launch(const launch_shape& shape, const launch_limits& limits) {
   expects(shape.blocks >= 0, "for_each: blocks is ", shape.blocks, ", expected at least 0");
   expects(shape.words >= 0, "for_each: words is ", shape.words, ", expected at least 0");

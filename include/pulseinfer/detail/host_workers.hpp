@@ -47,8 +47,6 @@ class backoff {
 template <class Event, class Poll>
 class host_workers {
  public:
-  static constexpr std::size_t max_events = 4;
-
   host_workers(int threads, Poll poll) : poll_(poll) {
     expects(threads >= 1 && threads <= 1024, "host workers: threads is ", threads,
             ", expected 1 to 1024");
@@ -72,8 +70,8 @@ class host_workers {
 
   void submit(std::span<const Event* const> after, host_task task) {
     expects(task.run != nullptr, "host_async: the task has no function");
-    expects(after.size() <= max_events, "host_async: ", after.size(),
-            " events to wait for, expected at most ", max_events);
+    expects(after.size() <= max_task_events, "host_async: ", after.size(),
+            " events to wait for, expected at most ", max_task_events);
     entry added{task, {}, after.size()};
     std::copy(after.begin(), after.end(), added.after);
     for (const Event* event : after) expects(event != nullptr, "host_async: an event is null");
@@ -93,7 +91,7 @@ class host_workers {
  private:
   struct entry {
     host_task task;
-    const Event* after[max_events];
+    const Event* after[max_task_events];
     std::size_t events;
   };
 

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The host backend beyond the concept: paced links, and many threads at once.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "conformance/backend_failures.hpp"
+#include "conformance/backend_streams.hpp"
+#include "conformance/backend_tasks.hpp"
+#include "pulseinfer/backend/host.hpp"
+#include "support/device_array.hpp"
+#include "support/host_function.hpp"
+
+namespace {
+
+using pulseinfer::copy_direction;
+using pulseinfer::host_backend;
+using pulseinfer::stream_priority;
+
+/// Time that `copies` copies of `bytes` take in each of `directions`, each in a stream of its own.
+std::uint64_t ns_of_copies(pulseinfer::link_pace link, std::size_t bytes, int copies,
+                           const std::vector<copy_direction>& directions) {
+  host_backend backend{{.workers = 1, .link = link}};
+  const test::pinned_array<std::byte, host_backend> from(backend, bytes);
+  from.fill(std::byte{1});
+  std::vector<host_backend::stream> streams;
+  std::vector<std::vector<std::byte>> to(directions.size(), std::vector<std::byte>(bytes));
+  for (std::size_t i = 0; i < directions.size(); ++i) {
+    streams.push_back(backend.make_stream(stream_priority::normal));
+  }
+  const std::uint64_t start = backend.now_ns();
+  for (std::size_t i = 0; i < directions.size(); ++i) {
+    for (int copy = 0; copy < copies; ++copy) {
+      backend.copy_async(to[i].data(), from.data(), bytes, directions[i], streams[i]);
+    }
+  }
+  for (auto& stream : streams) backend.sync(stream);
+  for (const auto& arrived : to) CHECK((arrived == from.values()));
+  return backend.now_ns() - start;
+}
+
+}  // namespace
+
+// Only lower bounds: how long a shared machine takes is not for a test to say.
+TEST_CASE("host: a paced copy takes at least as long as the link would") {
+  const auto down = copy_direction::host_to_device;
+  const auto up = copy_direction::device_to_host;
+  CHECK(ns_of_copies({.bytes_per_second = 1e9}, 1'000'000, 1, {down}) >= 1'000'000);
+  CHECK(ns_of_copies({.seconds_per_copy = 1e-3}, 100, 3, {up}) >= 3'000'000);
+  CHECK(ns_of_copies({1e9, 1e-3}, 1'000'000, 2, {down}) >= 4'000'000);
+  // Two streams share a direction.
+  CHECK(ns_of_copies({.bytes_per_second = 1e9}, 1'000'000, 2, {down, down}) >= 4'000'000);
+  CHECK(ns_of_copies({.bytes_per_second = 1e9}, 1'000'000, 2, {down, up}) >= 2'000'000);
+}
+
+TEST_CASE("host: options that cannot be are refused") {
+  constexpr double inf = std::numeric_limits<double>::infinity();
+  CHECK_THROWS_AS((host_backend{{.workers = 0, .link = {}}}), std::invalid_argument);
+  CHECK_THROWS_AS((host_backend{{.workers = 1, .link = {.bytes_per_second = -1}}}),
+                  std::invalid_argument);
+  CHECK_THROWS_AS((host_backend{{.workers = 1, .link = {.seconds_per_copy = inf}}}),
+                  std::invalid_argument);
+}
+
+TEST_CASE("host: ready tasks start in the order handed over, with one worker") {
+  host_backend backend{{.workers = 1, .link = {}}};
+  conformance::ready_tasks_start_in_the_order_handed_over(backend);
+}
+
+TEST_CASE("host: failures stay in their stream and reach those that wait for it") {
+  test::each_backend([](host_backend backend) {
+    conformance::a_failure_stops_its_stream_until_sync(backend);
+    conformance::a_failure_reaches_streams_that_wait_for_it(backend);
+    conformance::a_task_runs_after_an_event_that_failed(backend);
+  });
+}
+
+TEST_CASE("host: a stream may outlive the backend") {
+  std::optional<host_backend> backend(host_backend{{.workers = 1, .link = {1e9, 0}}});
+  std::vector<std::byte> from(1'000, std::byte{1}), to(1'000);
+  {
+    auto stream = backend->make_stream(stream_priority::normal);
+    test::hold<host_backend> held(*backend, stream);
+    backend->copy_async(to.data(), from.data(), 1'000, copy_direction::host_to_device, stream);
+    backend.reset();
+  }
+  CHECK((to == from));
+}
+
+/// For ThreadSanitizer: everything at once, ordered by nothing but what the concept promises.
+TEST_CASE("host: threads, streams, events and tasks at once") {
+  constexpr std::size_t size = 256;
+  constexpr int rounds = 40;
+  host_backend backend{{.workers = 3, .link = {}}};
+  const auto feed = [&backend] {
+    host_backend mine = backend;
+    auto upload = mine.make_stream(stream_priority::normal);
+    auto compute = mine.make_stream(stream_priority::high);
+    auto filled = mine.make_event();
+    auto used = mine.make_event();
+    const test::pinned_array<std::int32_t, host_backend> staging(mine, size);
+    const test::device_array<std::int32_t, host_backend> device(mine, size);
+    test::device_array<std::int32_t, host_backend> sum(mine, std::vector<std::int32_t>(size),
+                                                       compute);
+    for (std::int32_t round = 0; round < rounds; ++round) {
+      test::host_function fill([&] { staging.fill(round); });
+      const host_backend::event* const after[] = {&filled};
+      mine.host_async(after, fill.task(), {});  // the copy of the last round is done
+      mine.sync_until([&] { return fill.has_run(); });
+      mine.enqueue_wait(used, upload);
+      mine.copy_async(device.data(), staging.data(), staging.bytes(),
+                      copy_direction::host_to_device, upload);
+      mine.record(filled, upload);
+      mine.enqueue_wait(filled, compute);
+      conformance::enqueue_multiply_add(mine, device.data(), sum.data(), size, 2, round, compute);
+      mine.record(used, compute);
+    }
+    return sum.download(compute) == std::vector<std::int32_t>(size, 3 * (rounds - 1));
+  };
+  bool right[3] = {};
+  std::vector<std::thread> threads;
+  for (bool& mine : right) threads.emplace_back([&feed, &mine] { mine = feed(); });
+  for (std::thread& thread : threads) thread.join();
+  for (const bool mine : right) CHECK(mine);
+}
