@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Tests of this translation unit run on the CUDA backend.
+/// The CUDA backend as the backend under test.
 #pragma once
 
+#include <doctest/doctest.h>
+
 #include "pulseinfer/backend/cuda.cuh"
+#include "support/hold.hpp"
 
 namespace test {
 
@@ -15,11 +18,13 @@ inline backend make_backend() {
   return backend{};
 }
 
-/// Calls f with each kind of backend that a test should pass on.
+/// Calls f(backend) for each configuration worth testing.
 template <class F>
 void each_backend(F&& f) {
-  f(backend{pulseinfer::cuda_options{.workers = 1}});
-  f(backend{pulseinfer::cuda_options{.workers = 3}});
+  for (const int workers : {1, 3}) {
+    INFO("CUDA backend, workers ", workers);
+    f(backend{pulseinfer::cuda_options{.workers = workers}});
+  }
 }
 
 }  // namespace test

@@ -233,9 +233,9 @@ class cuda_backend {
   // Job 3: copies.
   void copy_async(void* destination, const void* source, std::size_t bytes,
                   copy_direction direction, stream_ref s) {
+    const copy_span copy{destination, source, bytes};
+    detail::check_copies({&copy, 1});
     if (bytes == 0) return;
-    detail::expects(destination != nullptr && source != nullptr,
-                    "copy_async: an address is null with bytes ", bytes);
     const detail::cuda_device_scope device(state_->device);
     detail::check_cuda(cudaMemcpyAsync(destination, source, bytes, kind_of(direction), s.get()),
                        "cudaMemcpyAsync");
@@ -243,6 +243,7 @@ class cuda_backend {
   /// One call a copy. (The batched call of newer drivers refuses the legacy default stream and
   /// cannot be captured; where it may stand in is a matter of its own.)
   void copy_many_async(std::span<const copy_span> copies, copy_direction direction, stream_ref s) {
+    detail::check_copies(copies);
     for (const copy_span& copy : copies) {
       copy_async(copy.destination, copy.source, copy.bytes, direction, s);
     }
