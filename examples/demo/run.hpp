@@ -21,7 +21,8 @@ namespace demo {
 
 struct command_line {
   std::string backend = "host";
-  std::filesystem::path capture = PULSEINFER_DEMO_CAPTURE;
+  std::filesystem::path capture =
+      PULSEINFER_SOURCE_DIR "/examples/data/smollm2-135m-gpl3.safetensors";
   std::filesystem::path out = "build/demo";
   decode_options decode;
 };

@@ -84,8 +84,8 @@ class trace {
              ",\"name\":" + detail::json_quoted(s.name) + ",\"ts\":" + micros(s.begin_ns - first) +
              ",\"dur\":" + micros(s.duration_ns);
       if (!s.value_name.empty()) {
-        out += ",\"args\":{" + detail::json_quoted(s.value_name) + ":" + std::to_string(s.value) +
-               "}";
+        out +=
+            ",\"args\":{" + detail::json_quoted(s.value_name) + ":" + std::to_string(s.value) + "}";
       }
       out += i + 1 < spans_.size() ? "},\n" : "}\n";
     }
