@@ -128,8 +128,8 @@ __global__ void __launch_bounds__(for_each_threads)
   const std::int64_t block_stride = std::int64_t{gridDim.x} * blockDim.y;
   const std::int64_t word_stride = std::int64_t{gridDim.y} * blockDim.x;
   for (std::int64_t block = first_block; block < blocks; block += block_stride) {
-    // Not unrolled: the count of turns would cost a division, and bodies that load and store through
-    // pointers gain nothing.
+    // Not unrolled: counting the turns would cost a division, and bodies that load and store
+    // through pointers gain nothing.
 #pragma unroll 1
     for (std::int64_t word = first_word; word < words; word += word_stride) op(block, word);
   }

@@ -64,8 +64,8 @@ inline namespace PULSEINFER_CUDA_TAG {
 /// Job 7. A template, so that only those who select have CUB's kernels compiled.
 ///
 /// Rows are gathered close together and sorted in batches: CUB counts keys in 32 bits, and the
-/// workspace (16 bytes a key of a batch) should not grow with the rows for ever. A workspace for one
-/// shape serves every shape with as many rows and columns or fewer, and the same k.
+/// workspace (16 bytes a key of a batch) should not grow with the rows for ever. A workspace for a
+/// shape serves every shape with as many rows and columns, or fewer, and the same k.
 template <class Backend>
 struct cuda_top_k {
   using sort_buffers = cub::DoubleBuffer<std::uint64_t>;
