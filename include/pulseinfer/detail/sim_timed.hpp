@@ -209,21 +209,23 @@ class timed_order {
 
   /// Lets the operations that end now take effect, in order of their streams' creation.
   void end_streams() {
-    sim_stream* ended[3] = {};
-    std::uint64_t busy_ns[3] = {};
+    struct end {
+      sim_stream* stream;
+      std::uint64_t busy_ns;
+    };
+    end ended[3] = {};
     int count = 0;
     for (server* from : {&link_[0], &link_[1], &hbm_}) {
       if (from->serves == nullptr || from->end_ns > queues_.clock_ns) continue;
       if (from->begin_ns > queues_.clock_ns) continue;
-      busy_ns[count] = from->end_ns - from->begin_ns;
-      ended[count++] = std::exchange(from->serves, nullptr);
+      int at = count++;
+      for (; at > 0 && ended[at - 1].stream->id > from->serves->id; --at) ended[at] = ended[at - 1];
+      ended[at] = {std::exchange(from->serves, nullptr), from->end_ns - from->begin_ns};
     }
-    int order[3] = {0, 1, 2};
-    std::sort(order, order + count, [&](int a, int b) { return ended[a]->id < ended[b]->id; });
     for (int i = 0; i < count; ++i) {
-      sim_stream& stream = *ended[order[i]];
+      sim_stream& stream = *ended[i].stream;
       queues_.perform(stream, [&] { take_effect(stream.queue.front()); });
-      queues_.finish(stream, busy_ns[order[i]]);
+      queues_.finish(stream, ended[i].busy_ns);
     }
   }
 

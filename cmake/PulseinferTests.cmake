@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+# How our own tests, examples and benchmarks are built and run. Nothing here reaches a consumer.
+#
+#   pulseinfer_add_test(block_store BACKENDS host simulated cuda)
+#
+# compiles tests/block_store.cpp once for each backend, behind tests/support/backend_<backend>.hpp
+# (.cuh for cuda), into the executable tests_<backend>, and registers the ctest entries
+# host.block_store, simulated.block_store and cuda.block_store. A test of a header that knows no
+# backend has no BACKENDS and is host.<header>. The test cases stand in tests/<header>.cpp itself:
+# doctest selects them by that file name.
+
+# What all our programs have in common: warnings, and for CUDA the architectures, the shared runtime
+# and a search path that LD_LIBRARY_PATH precedes (RUNPATH, not RPATH), so that the runtime can be
+# replaced.
+function(pulseinfer_own_target target)
+  target_compile_options(${target} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wconversion;-Wshadow>
+    $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>)
+  if(PULSEINFER_WARNINGS_AS_ERRORS)
+    target_compile_options(${target} PRIVATE
+      $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+  endif()
+  target_compile_definitions(${target} PRIVATE PULSEINFER_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_link_options(${target} PRIVATE LINKER:--enable-new-dtags)
+  set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF CUDA_EXTENSIONS OFF
+    CUDA_STANDARD 20 CUDA_STANDARD_REQUIRED ON
+    CUDA_ARCHITECTURES "${PULSEINFER_CUDA_ARCHITECTURES}" CUDA_RUNTIME_LIBRARY Shared)
+endfunction()
+
+# Registers `command` as a ctest. With CUDA it starts through pulseinfer_on_device, which ends with
+# 77, "skipped", where nothing can run kernels; and on the CPU runtime it is registered three times:
+# as it is, .lazy and .random, which are two orders of execution that streams and events allow.
+#
+#   pulseinfer_register_test(NAME cuda.transfer COMMAND tests_cuda --some-option [CUDA] [SERIAL])
+function(pulseinfer_register_test)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "CUDA;SERIAL" "NAME" "COMMAND")
+  set(names ${arg_NAME})
+  if(arg_CUDA)
+    pulseinfer_make_on_device()
+    list(POP_FRONT arg_COMMAND program)
+    list(PREPEND arg_COMMAND pulseinfer_on_device "$<TARGET_FILE:${program}>")
+    if(PULSEINFER_CUDA_RUNTIME_DIR)
+      list(APPEND names ${arg_NAME}.lazy ${arg_NAME}.random)
+    endif()
+  endif()
+  foreach(name IN LISTS names)
+    set(environment "")
+    if(arg_CUDA AND PULSEINFER_CUDA_RUNTIME_DIR)
+      set(environment "LD_LIBRARY_PATH=path_list_prepend:${PULSEINFER_CUDA_RUNTIME_DIR}"
+        "PULSEINFER_REQUIRE_DEVICE=set:1")
+      if(name MATCHES "\\.lazy$")
+        list(APPEND environment "PTXSIM_ASYNC=set:lazy" "PTXSIM_SEED=set:1")
+      elseif(name MATCHES "\\.random$")
+        list(APPEND environment "PTXSIM_ASYNC=set:random" "PTXSIM_SEED=set:7")
+      endif()
+    endif()
+    add_test(NAME ${name} COMMAND ${arg_COMMAND})
+    set_tests_properties(${name} PROPERTIES TIMEOUT 300 RUN_SERIAL ${arg_SERIAL}
+      ENVIRONMENT_MODIFICATION "${environment}")
+    if(arg_CUDA)
+      set_tests_properties(${name} PROPERTIES SKIP_RETURN_CODE 77)
+    endif()
+  endforeach()
+endfunction()
+
+function(pulseinfer_make_on_device)
+  if(NOT TARGET pulseinfer_on_device)
+    add_executable(pulseinfer_on_device "${PROJECT_SOURCE_DIR}/cmake/on_device.cpp")
+    target_link_libraries(pulseinfer_on_device PRIVATE pulseinfer::cuda)
+    pulseinfer_own_target(pulseinfer_on_device)
+  endif()
+endfunction()
+
+# doctest and the one main of all test programs, compiled once.
+function(pulseinfer_make_test_main)
+  if(TARGET pulseinfer_test_main)
+    return()
+  endif()
+  find_package(doctest CONFIG QUIET)
+  add_library(pulseinfer_test_main OBJECT "${PROJECT_SOURCE_DIR}/tests/support/main.cpp")
+  if(TARGET doctest::doctest)
+    target_link_libraries(pulseinfer_test_main PUBLIC doctest::doctest)
+  else()
+    find_path(PULSEINFER_DOCTEST_DIR doctest/doctest.h)
+    if(NOT PULSEINFER_DOCTEST_DIR)
+      message(FATAL_ERROR "pulseinfer: the tests need doctest: install it (Debian, Ubuntu: apt-get "
+        "install doctest-dev), or set PULSEINFER_BUILD_TESTS=OFF")
+    endif()
+    target_include_directories(pulseinfer_test_main SYSTEM PUBLIC "${PULSEINFER_DOCTEST_DIR}")
+  endif()
+  target_link_libraries(pulseinfer_test_main PUBLIC pulseinfer::pulseinfer)
+  pulseinfer_own_target(pulseinfer_test_main)
+endfunction()
+
+# Tests of one header, see the top of this file. SERIAL: no other test runs beside it, for tests
+# that measure time.
+function(pulseinfer_add_test header)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL" "" "BACKENDS")
+  set(serial "")
+  if(arg_SERIAL)
+    set(serial SERIAL)
+  endif()
+  set(include_backend TRUE)
+  if(NOT arg_BACKENDS)
+    set(arg_BACKENDS host)
+    set(include_backend FALSE)
+  endif()
+  pulseinfer_make_test_main()
+
+  foreach(backend IN LISTS arg_BACKENDS)
+    set(is_cuda "")
+    set(extension cpp)
+    set(support hpp)
+    if(backend STREQUAL "cuda")
+      if(NOT TARGET pulseinfer_cuda)
+        continue()
+      endif()
+      set(is_cuda CUDA)
+      set(extension cu)
+      set(support cuh)
+    endif()
+
+    set(unit "")
+    if(include_backend)
+      string(APPEND unit "#include \"support/backend_${backend}.${support}\"\n")
+    endif()
+    string(APPEND unit "#include \"${header}.cpp\"\n")
+    set(unit_file "${CMAKE_CURRENT_BINARY_DIR}/${header}.${backend}.${extension}")
+    file(CONFIGURE OUTPUT "${unit_file}" CONTENT "${unit}" @ONLY)
+
+    set(program tests_${backend})
+    if(NOT TARGET ${program})
+      add_executable(${program})
+      target_include_directories(${program} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
+      target_link_libraries(${program} PRIVATE pulseinfer_test_main)
+      if(is_cuda)
+        target_link_libraries(${program} PRIVATE pulseinfer::cuda)
+      endif()
+      pulseinfer_own_target(${program})
+    endif()
+    target_sources(${program} PRIVATE "${unit_file}")
+    set_property(TARGET ${program} APPEND PROPERTY PULSEINFER_TESTED "*/${header}.cpp")
+
+    pulseinfer_register_test(NAME ${backend}.${header}
+      COMMAND ${program} "--source-file=*/${header}.cpp" ${is_cuda} ${serial})
+  endforeach()
+endfunction()
+
+# After the last pulseinfer_add_test: a test case that no ctest entry selects, because it stands in
+# another file than tests/<header>.cpp, fails <backend>.strays.
+function(pulseinfer_forbid_stray_tests)
+  foreach(program IN ITEMS tests_host tests_simulated)
+    if(TARGET ${program})
+      get_target_property(tested ${program} PULSEINFER_TESTED)
+      list(JOIN tested "," tested)
+      string(REPLACE "tests_" "" backend ${program})
+      add_test(NAME ${backend}.strays
+        COMMAND ${program} --list-test-cases "--source-file-exclude=${tested}")
+      set_tests_properties(${backend}.strays PROPERTIES
+        PASS_REGULAR_EXPRESSION "passing the current filters: 0\n")
+    endif()
+  endforeach()
+endfunction()
+
+# Every header alone compiles, and two objects that both include it link: a missing `inline` fails
+# the build. The .cuh headers, and all .hpp once more, under nvcc.
+function(pulseinfer_check_headers)
+  set(include_dir "${PROJECT_SOURCE_DIR}/include")
+  file(GLOB_RECURSE plain CONFIGURE_DEPENDS RELATIVE "${include_dir}" "${include_dir}/*.hpp")
+  file(GLOB_RECURSE cuda CONFIGURE_DEPENDS RELATIVE "${include_dir}" "${include_dir}/*.cuh")
+  pulseinfer_check_header_list(tests_headers cpp "${plain}" "${plain}")
+  if(TARGET pulseinfer_cuda)
+    set(both ${plain} ${cuda})
+    pulseinfer_check_header_list(tests_headers_cuda cu "${cuda}" "${both}")
+    target_link_libraries(tests_headers_cuda PRIVATE pulseinfer::cuda)
+  endif()
+endfunction()
+
+function(pulseinfer_check_header_list program extension alone together)
+  set(folder "${CMAKE_CURRENT_BINARY_DIR}/${program}_units")
+  set(all "")
+  foreach(header IN LISTS together)
+    string(APPEND all "#include \"${header}\"\n")
+  endforeach()
+  file(CONFIGURE OUTPUT "${folder}/together.${extension}" CONTENT "${all}int main() {}\n" @ONLY)
+  set(units "${folder}/together.${extension}")
+  foreach(header IN LISTS alone)
+    set(unit "${folder}/${header}.${extension}")
+    file(CONFIGURE OUTPUT "${unit}" CONTENT "#include \"${header}\"\n" @ONLY)
+    list(APPEND units "${unit}")
+  endforeach()
+  add_executable(${program} ${units})
+  target_link_libraries(${program} PRIVATE pulseinfer::pulseinfer)
+  pulseinfer_own_target(${program})
+endfunction()
+
+# examples/<name>.cpp (or .cu, only with CUDA) as the program example_<name> and the ctest
+# example.<name>. An example passes by returning zero.
+function(pulseinfer_add_example name)
+  set(is_cuda "")
+  set(source ${name}.cpp)
+  set(library pulseinfer::pulseinfer)
+  if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${name}.cu")
+    if(NOT TARGET pulseinfer_cuda)
+      return()
+    endif()
+    set(is_cuda CUDA)
+    set(source ${name}.cu)
+    set(library pulseinfer::cuda)
+  endif()
+  add_executable(example_${name} ${source})
+  target_link_libraries(example_${name} PRIVATE ${library})
+  pulseinfer_own_target(example_${name})
+  pulseinfer_register_test(NAME example.${name} COMMAND example_${name} ${is_cuda})
+endfunction()
+
+# benchmarks/<header>.cpp as the program bench_<header>, and benchmarks/<header>.cu (only with CUDA)
+# as bench_<header>_cuda. benchmarks/support has their main.
+function(pulseinfer_add_benchmark header)
+  if(NOT TARGET pulseinfer_bench_main)
+    find_package(benchmark CONFIG QUIET)
+    if(NOT TARGET benchmark::benchmark)
+      message(FATAL_ERROR "pulseinfer: the benchmarks need Google Benchmark: install it (Debian, "
+        "Ubuntu: apt-get install libbenchmark-dev), or set PULSEINFER_BUILD_BENCHMARKS=OFF")
+    endif()
+    add_library(pulseinfer_bench_main OBJECT support/main.cpp)
+    target_link_libraries(pulseinfer_bench_main PUBLIC benchmark::benchmark pulseinfer::pulseinfer)
+    target_include_directories(pulseinfer_bench_main PUBLIC "${CMAKE_CURRENT_SOURCE_DIR}")
+    pulseinfer_own_target(pulseinfer_bench_main)
+  endif()
+  set(found FALSE)
+  if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${header}.cpp")
+    set(found TRUE)
+    add_executable(bench_${header} ${header}.cpp)
+    target_link_libraries(bench_${header} PRIVATE pulseinfer_bench_main)
+    pulseinfer_own_target(bench_${header})
+  endif()
+  if(EXISTS "${CMAKE_CURRENT_SOURCE_DIR}/${header}.cu")
+    set(found TRUE)
+    if(TARGET pulseinfer_cuda)
+      add_executable(bench_${header}_cuda ${header}.cu)
+      target_link_libraries(bench_${header}_cuda PRIVATE pulseinfer_bench_main pulseinfer::cuda)
+      pulseinfer_own_target(bench_${header}_cuda)
+    endif()
+  endif()
+  if(NOT found)
+    message(FATAL_ERROR "pulseinfer_add_benchmark: there is no benchmarks/${header}.cpp or .cu")
+  endif()
+endfunction()

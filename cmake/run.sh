@@ -1,0 +1,432 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Sets up, builds and runs pulseinfer: `sh cmake/run.sh` lists what it can do.
+#
+# It installs what is missing through apt-get (as root, or with sudo); where it cannot, it names each
+# missing thing and the command that installs it. Settings, all in the environment:
+#   CXX, CUDA_HOME, JOBS          compiler, CUDA toolkit, parallel jobs (default: all processors)
+#   PULSEINFER_CUDA_ON_CPU        source folder of a CUDA runtime that runs kernels on the CPU; absolute,
+#                                 or relative to the current folder or to the repository
+#   PULSEINFER_CUDA_ARCHITECTURES CUDA architectures to compile for, as CMake writes them
+set -eu
+
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
+build=$root/build/release
+jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
+nl='
+'
+
+say() { printf 'run.sh: %s\n' "$*"; }
+die() {
+  printf 'run.sh: %s\n' "$*" >&2
+  exit 1
+}
+not_here() { # not wrong, but not possible on this machine
+  printf 'run.sh: %s\n' "$*" >&2
+  exit 77
+}
+
+usage() {
+  cat <<'USAGE'
+usage: sh cmake/run.sh VERB [ARGUMENTS...]
+
+  demo [--backend host|simulated|cuda] [ARGUMENTS...]
+                        build and run the demo; its report is build/demo/report.json
+  test [CTEST ARGUMENTS...]
+                        build everything and run all tests on every backend that works here
+  bench                 build and run the benchmarks; the figures are build/bench/report.json
+
+CUDA takes part where nvcc is found. Its tests run on the GPU, or without one on the CPU when
+PULSEINFER_CUDA_ON_CPU names the source folder of such a runtime.
+USAGE
+}
+
+# --- What must be installed -----------------------------------------------------------------------
+
+missing_names=
+missing_packages=
+need() { # NAME PACKAGE
+  missing_names=$missing_names$1$nl
+  missing_packages="$missing_packages $2"
+}
+
+# version_at_least 3.25.1 3.24
+version_at_least() {
+  [ "$(printf '%s\n%s\n' "$2" "$1" | sort -t. -k1,1n -k2,2n | head -n 1)" = "$2" ]
+}
+
+find_compiler() {
+  for candidate in ${CXX:-g++ g++-14 g++-13 g++-12}; do
+    if command -v "$candidate" >/dev/null 2>&1 &&
+      printf '%s\n' '#include <concepts>' '#include <span>' '#include <stop_token>' \
+        '#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12' '#error old' '#endif' |
+      "$candidate" -std=c++20 -fsyntax-only -x c++ - >/dev/null 2>&1; then
+      CXX=$candidate
+      export CXX
+      return 0
+    fi
+  done
+  return 1
+}
+
+find_cmake() {
+  for candidate in cmake /usr/bin/cmake "$root/build/tools/bin/cmake"; do
+    version=$("$candidate" --version 2>/dev/null | sed -n 's/^cmake version //p') || continue
+    if [ -n "$version" ] && version_at_least "$version" 3.24; then
+      cmake=$candidate
+      case $candidate in */*) ctest=${candidate%cmake}ctest ;; *) ctest=ctest ;; esac
+      return 0
+    fi
+  done
+  return 1
+}
+
+# An existing build tree keeps its generator.
+find_generator() {
+  generator=$(sed -n 's/^CMAKE_GENERATOR:INTERNAL=//p' "$build/CMakeCache.txt" 2>/dev/null) || :
+  case $generator in
+    '')
+      if command -v ninja >/dev/null 2>&1; then
+        generator=Ninja
+      elif command -v make >/dev/null 2>&1; then
+        generator='Unix Makefiles'
+      else
+        return 1
+      fi
+      ;;
+    Ninja) command -v ninja >/dev/null 2>&1 ;;
+    *) command -v make >/dev/null 2>&1 ;;
+  esac
+}
+
+has_header() { # HEADER
+  printf '#include <%s>\n' "$1" | "$CXX" -std=c++20 -E -x c++ - >/dev/null 2>&1
+}
+
+look_for_tools() { # VERB
+  missing_names=
+  missing_packages=
+  if ! find_compiler; then
+    [ -z "${CXX:-}" ] || die "CXX is $CXX, which is not a working C++20 compiler (g++ 12 or newer, clang++ 14 or newer)"
+    if command -v g++ >/dev/null 2>&1; then
+      need "g++ 12 or newer" g++-12
+    else
+      need "g++ 12 or newer" g++
+    fi
+  fi
+  find_cmake || need "cmake 3.24 or newer" cmake
+  if ! find_generator; then
+    case $generator in
+      '' | Ninja) need "ninja (or make)" ninja-build ;;
+      *) need "make" make ;;
+    esac
+  fi
+  case $1 in
+    test) if [ -z "${CXX:-}" ] || ! has_header doctest/doctest.h; then need "doctest" doctest-dev; fi ;;
+    bench) if [ -z "${CXX:-}" ] || ! has_header benchmark/benchmark.h; then need "Google Benchmark" libbenchmark-dev; fi ;;
+  esac
+}
+
+# Runs a command as root.
+as_root() {
+  if [ "$(id -u)" = 0 ]; then
+    "$@"
+  else
+    sudo "$@"
+  fi
+}
+
+may_become_root() {
+  [ "$(id -u)" = 0 ] && return 0
+  command -v sudo >/dev/null 2>&1 && { sudo -n true 2>/dev/null || [ -t 0 ]; }
+}
+
+apt_install() { # PACKAGES...
+  command -v apt-get >/dev/null 2>&1 && may_become_root || return 1
+  say "installing $*"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 update -q || :
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 \
+    install -q -y --no-install-recommends "$@"
+}
+
+# apt's cmake is too old on some systems: then pip's, in a folder of its own.
+pip_cmake() {
+  command -v python3 >/dev/null 2>&1 && python3 -c 'import ensurepip' 2>/dev/null ||
+    apt_install python3-venv || return 1
+  say "installing cmake into build/tools: the system's is older than 3.24"
+  python3 -m venv "$root/build/tools" && "$root/build/tools/bin/pip" install -q 'cmake>=3.24'
+}
+
+install_tools() { # VERB
+  look_for_tools "$1"
+  [ -n "$missing_packages" ] || return 0
+  # shellcheck disable=SC2086 # a list of package names
+  apt_install $missing_packages || :
+  find_cmake || { command -v cmake >/dev/null 2>&1 && pip_cmake; } || :
+  look_for_tools "$1"
+  [ -n "$missing_packages" ] || return 0
+  {
+    printf 'run.sh: missing, and not installed from here:\n'
+    printf '%s' "$missing_names" | sed 's/^/  - /'
+    printf 'On Debian and Ubuntu, type:\n  '
+    [ "$(id -u)" = 0 ] || printf 'sudo '
+    printf 'apt-get update && '
+    [ "$(id -u)" = 0 ] || printf 'sudo '
+    printf 'apt-get install -y%s\n' "$missing_packages"
+    case $missing_packages in
+      *cmake*) printf 'Where that cmake is older than 3.24:\n  python3 -m venv %s && %s install cmake\n' \
+        "$root/build/tools" "$root/build/tools/bin/pip" ;;
+    esac
+  } >&2
+  exit 1
+}
+
+# --- CUDA -----------------------------------------------------------------------------------------
+
+# Sets nvcc (empty: none), device (yes or no), runtime_dir (empty: none), cuda_state: one sentence.
+look_for_cuda() {
+  nvcc=
+  device=no
+  runtime_dir=
+  if [ -n "${CUDA_HOME:-}" ]; then
+    [ -x "$CUDA_HOME/bin/nvcc" ] || die "CUDA_HOME is $CUDA_HOME, but there is no bin/nvcc in it"
+    nvcc=$CUDA_HOME/bin/nvcc
+  elif command -v nvcc >/dev/null 2>&1; then
+    nvcc=$(command -v nvcc)
+  elif [ -x /usr/local/cuda/bin/nvcc ]; then
+    nvcc=/usr/local/cuda/bin/nvcc
+  fi
+  if [ -e /dev/nvidia0 ] || nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then
+    device=yes
+  fi
+
+  if [ -z "$nvcc" ]; then
+    cuda_state="left out: no CUDA toolkit (nvcc on PATH, CUDA_HOME or /usr/local/cuda)"
+  elif [ $device = yes ]; then
+    cuda_state="on the GPU"
+  elif [ -n "${PULSEINFER_CUDA_ON_CPU:-}" ]; then
+    cuda_state="on the CPU, through $PULSEINFER_CUDA_ON_CPU"
+  else
+    cuda_state="compiled only: there is no GPU, and PULSEINFER_CUDA_ON_CPU does not name a runtime for the CPU"
+  fi
+}
+
+# Builds the CUDA runtime for the CPU, when it is asked for, needed, and not there or out of date.
+build_cpu_runtime() {
+  if [ -z "$nvcc" ] || [ $device = yes ] || [ -z "${PULSEINFER_CUDA_ON_CPU:-}" ]; then
+    return 0
+  fi
+  source_dir=
+  for candidate in "$PULSEINFER_CUDA_ON_CPU" "$root/$PULSEINFER_CUDA_ON_CPU"; do
+    if [ -f "$candidate/build.sh" ]; then
+      source_dir=$(CDPATH='' cd -- "$candidate" && pwd)
+      break
+    fi
+  done
+  [ -n "$source_dir" ] ||
+    die "PULSEINFER_CUDA_ON_CPU is $PULSEINFER_CUDA_ON_CPU, but there is no build.sh in it"
+  runtime_dir=$root/build/cuda_on_cpu
+  library=$runtime_dir/libcudart.so.13
+  if [ -f "$library" ] && [ "$(cat "$runtime_dir/source" 2>/dev/null)" = "$source_dir" ] &&
+    [ -z "$(find "$source_dir/src" "$source_dir/include" "$source_dir/build.sh" -newer "$library" 2>/dev/null | head -n 1)" ]; then
+    return 0
+  fi
+  say "building the CUDA runtime for the CPU (once)"
+  toolkit=${CUDA_HOME:-$(true | "$nvcc" --dryrun -x cu - 2>&1 | sed -n 's/^#\$ TOP=//p')}
+  rm -rf "$runtime_dir"
+  CUDA_HOME=$toolkit JOBS=$jobs bash "$source_dir/build.sh" "$runtime_dir" ||
+    die "the CUDA runtime for the CPU cannot be built: see above; unset PULSEINFER_CUDA_ON_CPU to go on without"
+  printf '%s\n' "$source_dir" >"$runtime_dir/source"
+}
+
+# --- Building -------------------------------------------------------------------------------------
+
+# configure OPTION...: switches the PULSEINFER_BUILD_* options on. Those that an earlier call switched
+# on stay on, so that verbs that take turns do not configure again and again.
+configure() {
+  if [ "$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$build/CMakeCache.txt" 2>/dev/null)" != "$root" ]; then
+    rm -rf "$build" # there is none, or the repository has moved
+  fi
+  options=
+  for option in PULSEINFER_BUILD_TESTS PULSEINFER_BUILD_EXAMPLES PULSEINFER_BUILD_BENCHMARKS; do
+    value=OFF
+    case " $* " in *" $option "*) value=ON ;; esac
+    if grep -q "^$option:BOOL=ON" "$build/CMakeCache.txt" 2>/dev/null; then value=ON; fi
+    options="$options -D$option=$value"
+  done
+  # shellcheck disable=SC2086 # options without blanks
+  set -- $options "-DPULSEINFER_CUDA_RUNTIME_DIR=$runtime_dir"
+  [ -z "${PULSEINFER_CUDA_ARCHITECTURES:-}" ] ||
+    set -- "$@" "-DPULSEINFER_CUDA_ARCHITECTURES=$PULSEINFER_CUDA_ARCHITECTURES"
+  tools="$CXX $nvcc"
+  wanted=$tools$nl$*
+  if [ -f "$build/configured" ] && [ "$(cat "$build/configured")" = "$wanted" ]; then
+    return 0 # the generator itself notices changed files
+  fi
+  if [ "$(sed -n 1p "$build/configured" 2>/dev/null)" != "$tools" ]; then
+    rm -rf "$build" # other compilers need a new tree
+  fi
+  mkdir -p "$build"
+  rm -f "$build/configured"
+  CUDACXX=$nvcc "$cmake" -G "$generator" -S "$root" -B "$build" -DCMAKE_BUILD_TYPE=Release "$@"
+  printf '%s' "$wanted" >"$build/configured"
+}
+
+compile() { # [--target TARGETS...]
+  "$cmake" --build "$build" --parallel "$jobs" "$@"
+}
+
+has_target() { # TARGET
+  "$cmake" --build "$build" --target help | grep -Eq "(^|[ /])$1( |:|\$)"
+}
+
+# --- Verbs ----------------------------------------------------------------------------------------
+
+demo() {
+  backend=host
+  # Takes --backend out of the arguments and keeps the others in order.
+  count=$#
+  while [ "$count" -gt 0 ]; do
+    case $1 in
+      --backend)
+        [ "$count" -gt 1 ] || die "--backend needs a value: host, simulated or cuda"
+        backend=$2
+        shift 2
+        count=$((count - 2))
+        ;;
+      --backend=*)
+        backend=${1#--backend=}
+        shift
+        count=$((count - 1))
+        ;;
+      *)
+        set -- "$@" "$1"
+        shift
+        count=$((count - 1))
+        ;;
+    esac
+  done
+  case $backend in
+    host | simulated | cuda) ;;
+    *) die "there is no backend $backend: choose host, simulated or cuda" ;;
+  esac
+
+  look_for_cuda
+  target=demo
+  if [ "$backend" = cuda ]; then
+    target=demo_cuda
+    [ -n "$nvcc" ] || not_here "the CUDA demo needs a CUDA toolkit: put nvcc on PATH, or set CUDA_HOME to the toolkit's folder"
+    if [ $device = no ] && [ -z "${PULSEINFER_CUDA_ON_CPU:-}" ]; then
+      not_here "the CUDA demo needs a GPU (there is none here), or the CUDA runtime for the CPU: set PULSEINFER_CUDA_ON_CPU to its source folder"
+    fi
+  elif [ -z "$nvcc" ]; then
+    say "CUDA is $cuda_state"
+  fi
+  install_tools demo
+  build_cpu_runtime
+  configure PULSEINFER_BUILD_EXAMPLES
+  [ $target = demo ] || has_target demo_cuda ||
+    not_here "CUDA was left out when the build was configured: delete $build and look at CMake's messages"
+  compile --target $target
+  mkdir -p "$root/build/demo"
+  rm -f "$root/build/demo/report.json"
+  program=$build/examples/$target
+  if [ "$backend" = cuda ] && [ -n "$runtime_dir" ]; then
+    LD_LIBRARY_PATH=$runtime_dir${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    export LD_LIBRARY_PATH
+  fi
+  "$program" --backend "$backend" --out "$root/build/demo" "$@"
+}
+
+# One line for each group of tests (the part of the name before the dot), from ctest's own lines.
+summarise() { # LOG
+  awk -v cuda="$cuda_state" '
+    / Test +#[0-9]+: / {
+      name = $0
+      sub(/^.* Test +#[0-9]+: */, "", name)
+      sub(/[ .]*( |\*\*\*).*$/, "", name)
+      group = name
+      sub(/\..*/, "", group)
+      if (!(group in seen)) { seen[group] = 1; groups[++n] = group }
+      if ($0 ~ /\*\*\*Skipped/) skipped[group]++
+      else if ($0 ~ / Passed +[0-9]/) passed[group]++
+      else failed[group]++
+    }
+    END {
+      printf "\n%-12s %7s %8s %7s\n", "backend", "passed", "skipped", "failed"
+      for (i = 1; i <= n; ++i) {
+        g = groups[i]
+        printf "%-12s %7d %8d %7d\n", g, passed[g], skipped[g], failed[g]
+      }
+      printf "CUDA: %s\n", cuda
+    }' "$1"
+}
+
+run_tests() { # [CTEST ARGUMENTS...]
+  look_for_cuda
+  say "CUDA is $cuda_state"
+  install_tools test
+  build_cpu_runtime
+  configure PULSEINFER_BUILD_TESTS PULSEINFER_BUILD_EXAMPLES
+  compile
+  if [ -n "$nvcc" ] && ! has_target tests_headers_cuda; then
+    cuda_state="left out by CMake, although $nvcc is there: delete $build and look at CMake's messages"
+  fi
+  log=$build/ctest.log
+  rm -f "$log"
+  [ $device = no ] || export PULSEINFER_REQUIRE_DEVICE=1
+  status=0
+  (cd "$build" && "$ctest" --output-on-failure --no-tests=error --parallel "$jobs" \
+    --output-log "$log" "$@") || status=$?
+  if [ -f "$log" ]; then
+    summarise "$log"
+    printf '\n'
+    grep -E 'tests passed, ' "$log" || :
+  fi
+  return $status
+}
+
+bench() {
+  [ $# -eq 0 ] || die "bench takes no arguments"
+  look_for_cuda
+  say "CUDA is $cuda_state"
+  install_tools bench
+  configure PULSEINFER_BUILD_BENCHMARKS
+  compile
+  reports=$root/build/bench
+  rm -rf "$reports"
+  mkdir -p "$reports/figures"
+  count=0
+  for program in "$build"/benchmarks/bench_*; do
+    if [ ! -f "$program" ] || [ ! -x "$program" ]; then continue; fi
+    name=$(basename "$program")
+    case $name in
+      *_cuda)
+        if [ $device = no ]; then
+          say "$name: skipped, there is no GPU (times of a CPU runtime say nothing)"
+          continue
+        fi
+        ;;
+    esac
+    say "$name"
+    PULSEINFER_BENCH_REPORT=$reports/figures/$name.json "$program" \
+      --benchmark_out="$reports/$name.json" --benchmark_out_format=json
+    count=$((count + 1))
+  done
+  [ $count -gt 0 ] || die "there are no benchmarks"
+  "$cmake" -D "figures=$reports/figures" -D "targets=$root/benchmarks/targets.json" \
+    -D "report=$reports/report.json" -P "$root/cmake/bench_report.cmake"
+}
+
+verb=${1:-}
+[ $# -eq 0 ] || shift
+case $verb in
+  '' | help | -h | --help) usage ;;
+  demo) demo "$@" ;;
+  test) run_tests "$@" ;;
+  bench) bench "$@" ;;
+  *)
+    usage >&2
+    die "there is no verb $verb"
+    ;;
+esac

@@ -1,0 +1,467 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The host tier: units of sequences in host memory, found by index, pinned by leases, given up in
+/// a policy's order.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "pulseinfer/buffer.hpp"
+#include "pulseinfer/concepts.hpp"
+#include "pulseinfer/error.hpp"
+#include "pulseinfer/eviction.hpp"
+#include "pulseinfer/geometry.hpp"
+
+namespace pulseinfer {
+
+/// A sequence of a store. The generation makes a handle that outlived its sequence an error, never
+/// another's bytes.
+struct sequence_id {
+  std::int32_t index = -1;
+  std::uint32_t generation = 0;
+  friend bool operator==(sequence_id, sequence_id) = default;
+};
+
+/// A place for one unit in a store.
+enum class host_slot : std::int32_t { none = -1 };
+
+/// What became of a request to write a unit.
+enum class [[nodiscard]] reserve_outcome : std::uint8_t{
+    reserved,  ///< the slot is the caller's until commit or abort
+    exists,    ///< the unit is stored, or being written, already
+    full,      ///< no slot is free and nothing may be evicted; nothing was evicted
+};
+
+struct [[nodiscard]] reservation {
+  reserve_outcome outcome = reserve_outcome::full;
+  host_slot slot = host_slot::none;
+};
+
+enum class [[nodiscard]] close_outcome : std::uint8_t{
+    closed,    ///< all slots are free again
+    deferred,  ///< leases or writes are under way: their slots are quarantined until the last of
+               ///< them ends
+};
+
+/// Where every slot is. Law: free + writing + evictable + pinned + quarantined == capacity, at
+/// every moment.
+struct store_counts {
+  std::int64_t free = 0;
+  std::int64_t writing = 0;
+  std::int64_t evictable = 0;
+  std::int64_t pinned = 0;
+  std::int64_t quarantined = 0;
+  std::int64_t capacity = 0;
+  friend bool operator==(const store_counts&, const store_counts&) = default;
+};
+
+struct block_store_options {
+  std::int64_t capacity_bytes = 0;  ///< payload; rounded down to whole units, at least one
+  std::int32_t max_sequences = 64;
+  std::int32_t max_blocks = 8192;  ///< blocks a sequence; 8,192 of 16 tokens are 131,072 tokens
+};
+
+/// Fixed-capacity store of units in pinned host memory.
+///
+/// A unit is named by (sequence, layer, block). Its bytes are the strips of a page, joined (see
+/// layout.hpp). Writing is reserve - fill - commit, or abort; a unit can be read only once it is
+/// committed. Reading goes through a lease, taken once for a sequence and layer: after that a
+/// lookup is two indexed loads, no lock and no count.
+///
+/// When no slot is free, `reserve` evicts from the sequence that the policy names, last block
+/// first, so that what is left of it is still a prefix. A leased sequence is never evicted from,
+/// nor is the one that is being written.
+///
+/// @tparam Policy  eviction_policy over sequences
+/// @par Threads    all members, from any thread; structure changes take one lock, `lease::find`
+/// takes none
+/// @par Life       outlives its leases
+template <backend Backend, eviction_policy Policy = lru>
+class block_store {
+ public:
+  /// Keeps the sequence's units where they are while it lives. Movable; the moved-from lease holds
+  /// nothing.
+  class lease {
+   public:
+    lease() = default;
+    lease(lease&& other) noexcept { *this = std::move(other); }
+    lease& operator=(lease&& other) noexcept {
+      std::swap(store_, other.store_);
+      std::swap(sequence_, other.sequence_);
+      std::swap(table_, other.table_);
+      return *this;
+    }
+    ~lease() { release(); }
+
+    /// Gives the lease back early. Idempotent.
+    void release() noexcept {
+      if (store_ != nullptr) store_->release_lease(sequence_);
+      store_ = nullptr;
+    }
+    /// The committed bytes of a block, or null where the store has none. Valid while the lease
+    /// lives.
+    [[nodiscard]] const std::byte* find(std::int32_t block) const noexcept {
+      if (store_ == nullptr || block < 0 || block >= store_->options_.max_blocks) return nullptr;
+      const std::int32_t slot = table_[block].load(std::memory_order_acquire);
+      return slot < 0 ? nullptr : store_->address(slot);
+    }
+    [[nodiscard]] explicit operator bool() const noexcept { return store_ != nullptr; }
+
+   private:
+    friend class block_store;
+    lease(block_store* store, std::int32_t sequence, const std::atomic<std::int32_t>* table)
+        : store_(store), sequence_(sequence), table_(table) {}
+
+    block_store* store_ = nullptr;
+    std::int32_t sequence_ = -1;
+    const std::atomic<std::int32_t>* table_ = nullptr;
+  };
+
+  /// @throws std::invalid_argument  on a bad geometry, a capacity below one unit, or counts below 1
+  /// @throws out_of_memory          when the payload cannot be had
+  block_store(Backend backend, const kv_geometry& geometry, const block_store_options& options)
+      : geometry_(checked(geometry)),
+        options_(checked_options(geometry, options)),
+        unit_bytes_(geometry.unit_bytes()),
+        payload_(std::move(backend), static_cast<std::size_t>(capacity_units() * unit_bytes_)),
+        policy_(options.max_sequences) {
+    const auto sequences = static_cast<std::size_t>(options_.max_sequences);
+    const auto entries = sequences * static_cast<std::size_t>(geometry_.layers) *
+                         static_cast<std::size_t>(options_.max_blocks);
+    sequences_.resize(sequences);
+    tails_.assign(sequences * static_cast<std::size_t>(geometry_.layers), -1);
+    table_ = std::make_unique<std::atomic<std::int32_t>[]>(entries);
+    for (std::size_t i = 0; i < entries; ++i) table_[i].store(absent, std::memory_order_relaxed);
+    const auto capacity = static_cast<std::size_t>(capacity_units());
+    owner_.assign(capacity, {});
+    free_.reserve(capacity);
+    for (std::size_t i = capacity; i > 0; --i) free_.push_back(static_cast<std::int32_t>(i - 1));
+    free_sequences_.reserve(sequences);
+    for (std::size_t i = sequences; i > 0; --i) {
+      free_sequences_.push_back(static_cast<std::int32_t>(i - 1));
+    }
+    counts_.capacity = counts_.free = capacity_units();
+  }
+  block_store(const block_store&) = delete;
+  block_store& operator=(const block_store&) = delete;
+
+  [[nodiscard]] const kv_geometry& geometry() const noexcept { return geometry_; }
+  [[nodiscard]] std::int64_t unit_bytes() const noexcept { return unit_bytes_; }
+  [[nodiscard]] std::int32_t max_blocks() const noexcept { return options_.max_blocks; }
+  [[nodiscard]] store_counts counts() const {
+    std::lock_guard lock(mutex_);
+    return counts_;
+  }
+
+  /// Begins an empty sequence; empty when `max_sequences` are open or still closing.
+  [[nodiscard]] std::optional<sequence_id> open_sequence() {
+    std::lock_guard lock(mutex_);
+    if (free_sequences_.empty()) return std::nullopt;
+    const std::int32_t index = free_sequences_.back();
+    free_sequences_.pop_back();
+    at(index).open = true;
+    return sequence_id{index, at(index).generation};
+  }
+
+  /// Ends a sequence. Its handle is stale from here on, whatever is returned.
+  /// @throws std::invalid_argument  on a stale handle
+  close_outcome close_sequence(sequence_id id) {
+    std::lock_guard lock(mutex_);
+    sequence_state& s = checked_sequence(id);
+    s.open = false;
+    ++s.generation;
+    leave_policy(id.index);
+    auto& from = s.leases > 0 ? counts_.pinned : counts_.evictable;
+    from -= s.ready;
+    counts_.writing -= s.writing;
+    counts_.quarantined += s.ready + s.writing;
+    if (s.leases == 0) free_ready_units(id.index);
+    return finish_closing(id.index) ? close_outcome::closed : close_outcome::deferred;
+  }
+
+  /// Takes a slot for a unit that is not stored yet, evicting one unit where that is needed and
+  /// allowed.
+  ///
+  /// @par Cost  O(1); O(layers) when it evicts
+  /// @throws std::invalid_argument on a stale handle, std::out_of_range on a layer or block out of
+  /// range
+  reservation reserve(sequence_id id, std::int32_t layer, std::int32_t block) {
+    std::lock_guard lock(mutex_);
+    sequence_state& s = checked_sequence(id);
+    check_unit(layer, block);
+    auto& entry = table_[table_index(id.index, layer, block)];
+    if (entry.load(std::memory_order_relaxed) != absent) {
+      return {reserve_outcome::exists, host_slot::none};
+    }
+    if (free_.empty() && !evict_one(id.index)) return {reserve_outcome::full, host_slot::none};
+    const std::int32_t slot = free_.back();
+    free_.pop_back();
+    --counts_.free;
+    ++counts_.writing;
+    ++s.writing;
+    owner_[static_cast<std::size_t>(slot)] = {id.index, layer, block, slot_state::writing};
+    entry.store(being_written, std::memory_order_relaxed);
+    if (s.in_policy) policy_.touch(id.index);
+    return {reserve_outcome::reserved, static_cast<host_slot>(slot)};
+  }
+
+  /// The bytes of a reserved slot, `unit_bytes()` long: the caller's to write until commit or
+  /// abort.
+  [[nodiscard]] std::byte* writable(host_slot slot) {
+    std::lock_guard lock(mutex_);
+    (void)writing_owner(slot);
+    return address(static_cast<std::int32_t>(slot));
+  }
+
+  /// Makes a written unit readable. If its sequence was closed meanwhile, the slot becomes free
+  /// instead.
+  /// @throws std::logic_error  if the slot is not being written: a second commit, or a commit after
+  /// abort
+  void commit(host_slot slot) { end_write(slot, true); }
+
+  /// Gives a reserved slot back; the unit stays absent. @throws std::logic_error as commit
+  void abort(host_slot slot) { end_write(slot, false); }
+
+  /// A lease on the units of a sequence and layer, and a logical use of the sequence.
+  /// @throws std::invalid_argument on a stale handle, std::out_of_range on a layer out of range
+  [[nodiscard]] lease acquire(sequence_id id, std::int32_t layer) {
+    std::lock_guard lock(mutex_);
+    sequence_state& s = checked_sequence(id);
+    check_unit(layer, 0);
+    if (s.leases++ == 0) {
+      counts_.evictable -= s.ready;
+      counts_.pinned += s.ready;
+      leave_policy(id.index);
+    }
+    return lease(this, id.index, &table_[table_index(id.index, layer, 0)]);
+  }
+
+  /// True if the unit is committed. A snapshot: only a lease makes it last.
+  [[nodiscard]] bool contains(sequence_id id, std::int32_t layer, std::int32_t block) const {
+    std::lock_guard lock(mutex_);
+    (void)checked_sequence(id);
+    check_unit(layer, block);
+    return table_[table_index(id.index, layer, block)].load(std::memory_order_relaxed) >= 0;
+  }
+
+ private:
+  // Values of the table that are no slot.
+  static constexpr std::int32_t absent = -1;
+  static constexpr std::int32_t being_written = -2;
+
+  enum class slot_state : std::uint8_t { free, writing, ready };
+  struct slot_owner {
+    std::int32_t sequence = -1;
+    std::int32_t layer = -1;
+    std::int32_t block = -1;
+    slot_state state = slot_state::free;
+  };
+  struct sequence_state {
+    std::uint32_t generation = 1;
+    std::int32_t leases = 0;
+    std::int64_t ready = 0;
+    std::int64_t writing = 0;
+    bool open = false;
+    bool in_policy = false;
+  };
+
+  static block_store_options checked_options(const kv_geometry& geometry,
+                                             const block_store_options& options) {
+    detail::expects(options.capacity_bytes >= geometry.unit_bytes(),
+                    "block_store: capacity_bytes is ", options.capacity_bytes,
+                    ", expected at least one unit, which is ", geometry.unit_bytes());
+    detail::expects(options.capacity_bytes / geometry.unit_bytes() <= INT32_MAX,
+                    "block_store: capacity_bytes is ", options.capacity_bytes, ", more than ",
+                    INT32_MAX, " units of ", geometry.unit_bytes());
+    detail::expects(options.max_sequences >= 1 && options.max_sequences <= max_extent,
+                    "block_store: max_sequences is ", options.max_sequences, ", expected 1 to ",
+                    max_extent);
+    detail::expects(options.max_blocks >= 1 && options.max_blocks <= (1 << 24),
+                    "block_store: max_blocks is ", options.max_blocks, ", expected 1 to ", 1 << 24);
+    return options;
+  }
+
+  [[nodiscard]] std::int64_t capacity_units() const noexcept {
+    return options_.capacity_bytes / unit_bytes_;
+  }
+  [[nodiscard]] sequence_state& at(std::int32_t index) {
+    return sequences_[static_cast<std::size_t>(index)];
+  }
+  [[nodiscard]] std::byte* address(std::int32_t slot) const noexcept {
+    return payload_.data() + std::int64_t{slot} * unit_bytes_;
+  }
+  [[nodiscard]] std::size_t table_index(std::int32_t sequence, std::int32_t layer,
+                                        std::int32_t block) const noexcept {
+    return (static_cast<std::size_t>(sequence) * static_cast<std::size_t>(geometry_.layers) +
+            static_cast<std::size_t>(layer)) *
+               static_cast<std::size_t>(options_.max_blocks) +
+           static_cast<std::size_t>(block);
+  }
+  [[nodiscard]] std::int32_t& tail(std::int32_t sequence, std::int32_t layer) {
+    return tails_[static_cast<std::size_t>(sequence) * static_cast<std::size_t>(geometry_.layers) +
+                  static_cast<std::size_t>(layer)];
+  }
+  void check_unit(std::int32_t layer, std::int32_t block) const {
+    detail::expects<std::out_of_range>(layer >= 0 && layer < geometry_.layers,
+                                       "block_store: layer is ", layer, ", expected 0 to ",
+                                       geometry_.layers - 1);
+    detail::expects<std::out_of_range>(block >= 0 && block < options_.max_blocks,
+                                       "block_store: block is ", block, ", expected 0 to ",
+                                       options_.max_blocks - 1);
+  }
+  [[nodiscard]] const sequence_state& checked_sequence(sequence_id id) const {
+    detail::expects(id.index >= 0 && id.index < options_.max_sequences &&
+                        sequences_[static_cast<std::size_t>(id.index)].open &&
+                        sequences_[static_cast<std::size_t>(id.index)].generation == id.generation,
+                    "block_store: sequence (", id.index, ", generation ", id.generation,
+                    ") is stale or unknown");
+    return sequences_[static_cast<std::size_t>(id.index)];
+  }
+  [[nodiscard]] sequence_state& checked_sequence(sequence_id id) {
+    return const_cast<sequence_state&>(std::as_const(*this).checked_sequence(id));
+  }
+  [[nodiscard]] slot_owner& writing_owner(host_slot slot) {
+    const auto index = static_cast<std::int32_t>(slot);
+    detail::expects<std::logic_error>(
+        index >= 0 && index < counts_.capacity &&
+            owner_[static_cast<std::size_t>(index)].state == slot_state::writing,
+        "block_store: slot ", index, " is not being written");
+    return owner_[static_cast<std::size_t>(index)];
+  }
+
+  /// A sequence is in the policy exactly while it is open, not leased, and has something to give
+  /// up.
+  void enter_policy(std::int32_t index) {
+    sequence_state& s = at(index);
+    if (s.in_policy || !s.open || s.leases > 0 || s.ready == 0) return;
+    policy_.insert(index);
+    s.in_policy = true;
+  }
+  void leave_policy(std::int32_t index) {
+    if (!at(index).in_policy) return;
+    policy_.erase(index);
+    at(index).in_policy = false;
+  }
+
+  void free_slot(std::int32_t slot) {
+    owner_[static_cast<std::size_t>(slot)] = {};
+    free_.push_back(slot);
+    ++counts_.free;
+  }
+
+  /// Frees the last block of the victim, of the highest layer that has it.
+  [[nodiscard]] bool evict_one(std::int32_t writer) {
+    const std::int32_t victim = policy_.victim();
+    if (victim < 0 || victim == writer) return false;
+    std::int32_t layer = 0;
+    for (std::int32_t l = 0; l < geometry_.layers; ++l) {
+      if (settled_tail(victim, l) >= tail(victim, layer)) layer = l;
+    }
+    auto& entry = table_[table_index(victim, layer, tail(victim, layer))];
+    const std::int32_t slot = entry.exchange(absent, std::memory_order_relaxed);
+    settled_tail(victim, layer);
+    --counts_.evictable;
+    if (--at(victim).ready == 0) leave_policy(victim);
+    free_slot(slot);
+    return true;
+  }
+
+  /// The last ready block of a layer, -1 if none. Blocks that are being written are passed over.
+  std::int32_t settled_tail(std::int32_t sequence, std::int32_t layer) {
+    std::int32_t& block = tail(sequence, layer);
+    while (block >= 0 &&
+           table_[table_index(sequence, layer, block)].load(std::memory_order_relaxed) < 0) {
+      --block;
+    }
+    return block;
+  }
+
+  void end_write(host_slot slot, bool keep) {
+    std::lock_guard lock(mutex_);
+    slot_owner& owner = writing_owner(slot);
+    const std::int32_t index = owner.sequence;
+    sequence_state& s = at(index);
+    auto& entry = table_[table_index(index, owner.layer, owner.block)];
+    --s.writing;
+    if (!s.open) {
+      entry.store(absent, std::memory_order_relaxed);
+      --counts_.quarantined;
+      free_slot(static_cast<std::int32_t>(slot));
+      finish_closing(index);
+      return;
+    }
+    --counts_.writing;
+    if (!keep) {
+      entry.store(absent, std::memory_order_relaxed);
+      free_slot(static_cast<std::int32_t>(slot));
+      return;
+    }
+    owner.state = slot_state::ready;
+    if (tail(index, owner.layer) < owner.block) tail(index, owner.layer) = owner.block;
+    ++s.ready;
+    ++(s.leases > 0 ? counts_.pinned : counts_.evictable);
+    enter_policy(index);
+    // Readers load the slot without the lock: the bytes come before it.
+    entry.store(static_cast<std::int32_t>(slot), std::memory_order_release);
+  }
+
+  void release_lease(std::int32_t index) noexcept {
+    std::lock_guard lock(mutex_);
+    sequence_state& s = at(index);
+    if (--s.leases > 0) return;
+    if (s.open) {
+      counts_.pinned -= s.ready;
+      counts_.evictable += s.ready;
+      enter_policy(index);
+    } else {
+      free_ready_units(index);
+      finish_closing(index);
+    }
+  }
+
+  /// Frees the readable units of a closed sequence, which are quarantined.
+  void free_ready_units(std::int32_t index) {
+    for (std::int32_t layer = 0; layer < geometry_.layers; ++layer) {
+      for (std::int32_t block = tail(index, layer); block >= 0; --block) {
+        auto& entry = table_[table_index(index, layer, block)];
+        const std::int32_t slot = entry.load(std::memory_order_relaxed);
+        if (slot < 0) continue;
+        entry.store(absent, std::memory_order_relaxed);
+        --counts_.quarantined;
+        free_slot(slot);
+      }
+      tail(index, layer) = -1;
+    }
+    at(index).ready = 0;
+  }
+
+  bool finish_closing(std::int32_t index) {
+    const sequence_state& s = at(index);
+    if (s.open || s.leases > 0 || s.writing > 0) return false;
+    free_sequences_.push_back(index);
+    return true;
+  }
+
+  kv_geometry geometry_;
+  block_store_options options_;
+  std::int64_t unit_bytes_;
+  pinned_buffer<std::byte, Backend> payload_;
+  mutable std::mutex mutex_;
+  Policy policy_;
+  store_counts counts_;
+  std::vector<sequence_state> sequences_;
+  std::vector<std::int32_t> free_sequences_;
+  std::vector<std::int32_t> tails_;  ///< [sequences, layers] upper bound of the last ready block
+  std::unique_ptr<std::atomic<std::int32_t>[]> table_;  ///< [sequences, layers, blocks] slots
+  std::vector<slot_owner> owner_;                       ///< [capacity]
+  std::vector<std::int32_t> free_;                      ///< slots, the next one last
+};
+
+}  // namespace pulseinfer

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What a cache element is. To the mover elements are bytes; the digest and the scores read them as
+/// numbers.
+///
+/// Conversions are plain integer and float arithmetic, exact, and the same on every machine.
+#pragma once
+
+#include <cstdint>
+
+#include "pulseinfer/config.hpp"
+
+namespace pulseinfer {
+
+/// Types a digest can read. FP16 and BF16 are what engines keep their caches in; FP32 serves tests
+/// and queries.
+enum class element_type : std::uint8_t { f32, f16, bf16 };
+
+/// Bytes of one element; 0 for a value that is none of the types.
+PULSEINFER_HD constexpr std::int64_t element_bytes(element_type type) {
+  switch (type) {
+    case element_type::f32:
+      return 4;
+    case element_type::f16:
+    case element_type::bf16:
+      return 2;
+  }
+  return 0;
+}
+
+/// The number that the bits of an IEEE half stand for. Exact; denormals, infinities and NaN
+/// included.
+PULSEINFER_HD inline float float_from_f16(std::uint16_t half) {
+  const std::uint32_t magnitude = half & 0x7fffu;
+  const std::uint32_t sign = (half & 0x8000u) << 16;
+  if (magnitude >= 0x7c00u)
+    return detail::float_of(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+  // Reads the half's exponent as a float's, 112 too small, and corrects it by an exact product.
+  const float value = detail::product(detail::float_of(magnitude << 13), 0x1p112f);
+  return detail::float_of(detail::bits_of(value) | sign);
+}
+
+/// The half nearest to a float, ties to even. Overflow gives infinity; NaN stays NaN.
+PULSEINFER_HD inline std::uint16_t f16_from_float(float value) {
+  const std::uint32_t bits = detail::bits_of(value);
+  const std::uint32_t sign = (bits >> 16) & 0x8000u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);
+  if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);
+  std::uint32_t rounded;
+  if (magnitude < 0x38800000u) {  // a denormal half: let the float unit round at 2^-24
+    rounded = detail::bits_of(detail::sum(detail::float_of(magnitude), 0.5f)) - 0x3f000000u;
+  } else {
+    rounded = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  }
+  return static_cast<std::uint16_t>(sign | rounded);
+}
+
+/// The number that the bits of a bfloat16 stand for.
+PULSEINFER_HD inline float float_from_bf16(std::uint16_t bits) {
+  return detail::float_of(static_cast<std::uint32_t>(bits) << 16);
+}
+
+/// Element `index` of an array of the given type, as a float.
+PULSEINFER_HD inline float load_element(const void* array, std::int64_t index, element_type type) {
+  switch (type) {
+    case element_type::f16:
+      return float_from_f16(static_cast<const std::uint16_t*>(array)[index]);
+    case element_type::bf16:
+      return float_from_bf16(static_cast<const std::uint16_t*>(array)[index]);
+    case element_type::f32:
+      break;
+  }
+  return static_cast<const float*>(array)[index];
+}
+
+}  // namespace pulseinfer

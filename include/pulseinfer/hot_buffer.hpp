@@ -1,0 +1,359 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The hot buffer: which chosen units are on the device already, which must come, and whose pages
+/// they take.
+///
+/// Consecutive steps choose mostly the same blocks. The engine lends each request some pages; a
+/// page is valid in all layers, and each layer keeps its own table of what is in it. `resolve` runs
+/// on the device: hits keep their page, misses take the pages used longest ago (never one that this
+/// step uses), and the misses alone are mirrored to the host, where the transfer reads them. The
+/// host never sees the chosen ids.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "pulseinfer/batch.hpp"
+#include "pulseinfer/block_copy.hpp"
+#include "pulseinfer/buffer.hpp"
+#include "pulseinfer/concepts.hpp"
+#include "pulseinfer/config.hpp"
+#include "pulseinfer/consensus.hpp"
+#include "pulseinfer/error.hpp"
+#include "pulseinfer/layout.hpp"
+#include "pulseinfer/residency.hpp"
+
+namespace pulseinfer {
+
+/// A step that was resolved: the page table for attention, and the handle by which its misses are
+/// recalled.
+///
+/// `pages` is [rows, k] page ids in the order of the chosen ids, padded with -1; device memory. It
+/// is written by the resolve kernel; the pages of misses hold their units once the recall's ticket
+/// says so. It stays as it is until the hot buffer has resolved `steps_in_flight` further steps.
+struct resolved_step {
+  const std::int32_t* pages = nullptr;
+  std::int32_t rows = 0;
+  std::int32_t k = 0;
+  std::int32_t layer = 0;
+  detail::step_record* record = nullptr;
+
+  /// The misses of a row, in block order, with what became of each. Host memory; complete once the recall's ticket is
+  /// final, and valid as long as `pages`.
+  [[nodiscard]] std::span<const unit_miss> misses(std::int32_t row) const noexcept {
+    return {record->misses + std::int64_t{row} * k,
+            static_cast<std::size_t>(record->miss_counts[row])};
+  }
+};
+
+enum class [[nodiscard]] take_back_outcome : std::uint8_t{
+    taken,
+    in_use,  ///< a step of the request is in flight: the hardware may still write its pages
+};
+
+struct hot_buffer_options {
+  std::int32_t pages_per_request =
+      128;                          ///< at least the selector's budget; twice that is a good start
+  std::int32_t budget_blocks = 64;  ///< k of the selections that will be resolved
+  std::int32_t max_requests = 64;
+  std::int32_t max_rows = 16;
+  std::int64_t max_blocks = 8192;
+  std::int32_t steps_in_flight = 8;
+};
+
+/// Device-resident units of all requests and layers, least recently used out first.
+///
+/// @par Threads  one at a time; the records of its steps are read by host tasks
+/// @par Life     outlives the tickets of its steps
+template <backend Backend>
+class hot_buffer {
+ public:
+  using stream_ref = typename Backend::stream_ref;
+
+  /// @param pool  pages that are lent are checked against it
+  /// @throws std::invalid_argument  naming the option and its limit
+  hot_buffer(Backend backend, const kv_pool& pool, const hot_buffer_options& options)
+      : backend_(backend),
+        layers_(pool.geometry().layers),
+        block_tokens_(pool.geometry().block_tokens),
+        pool_pages_(pool.layout().pages),
+        options_(checked_options(options)),
+        slot_tables_(backend, 2 * layer_slots() * static_cast<std::size_t>(layers_)),
+        slot_of_(backend, static_cast<std::size_t>(layers_) * requests() *
+                              static_cast<std::size_t>(options.max_blocks)),
+        page_in_(backend, layer_slots()),
+        lent_(backend, requests()),
+        pages_(backend, 2 * records() * row_units()),
+        misses_(backend, records() * row_units()),
+        counts_(backend, 2 * records() * static_cast<std::size_t>(options.max_rows)),
+        records_(std::make_unique<detail::step_record[]>(records())),
+        lent_pages_(requests()),
+        setup_(backend_.make_stream(stream_priority::normal)) {
+    for (std::size_t i = 0; i < records(); ++i) {
+      detail::step_record& r = records_[i];
+      const std::size_t units = i * row_units();
+      const std::size_t rows = 2 * i * static_cast<std::size_t>(options_.max_rows);
+      r.k = options_.budget_blocks;
+      r.requests.reserve(static_cast<std::size_t>(options_.max_rows));
+      r.misses = misses_.data() + units;
+      r.device_misses = misses_.device_data() + units;
+      r.miss_counts = counts_.data() + rows;
+      r.device_miss_counts = counts_.device_data() + rows;
+      r.chosen_counts = r.miss_counts + options_.max_rows;
+      r.device_chosen_counts = r.device_miss_counts + options_.max_rows;
+      r.pages = pages_.data() + 2 * units;
+      r.victims = r.pages + row_units();
+      discarded_.push_back(backend_.make_event());
+    }
+    backend_.for_each({1, static_cast<std::int64_t>(lent_.size())}, {}, lent_.bytes(),
+                      detail::fill_words{lent_.data(), 0, 0}, setup_);
+    backend_.sync(setup_);
+  }
+  hot_buffer(const hot_buffer&) = delete;
+  hot_buffer& operator=(const hot_buffer&) = delete;
+
+  [[nodiscard]] const hot_buffer_options& options() const noexcept { return options_; }
+
+  /// Lends pages of the pool to a request, for all layers, and forgets what it had. Enqueued on
+  /// `stream`, which the request's next `resolve` is ordered after.
+  ///
+  /// @param pages  distinct pages of the pool, at least budget_blocks and at most pages_per_request
+  /// of them, that no
+  ///               request has; the engine uses them for nothing else until they are taken back
+  /// @throws std::invalid_argument, std::out_of_range  naming the page or count; nothing is changed
+  void lend(std::int32_t request, std::span<const std::int32_t> pages, stream_ref stream) {
+    std::vector<std::int32_t>& held = lent_of(request);
+    detail::expects(held.empty(), "hot_buffer: request ", request, " holds ", held.size(),
+                    " pages already; take them back first");
+    detail::expects(pages.size() >= static_cast<std::size_t>(options_.budget_blocks) &&
+                        pages.size() <= static_cast<std::size_t>(options_.pages_per_request),
+                    "hot_buffer: ", pages.size(), " pages lent, expected ", options_.budget_blocks,
+                    " (the budget) to ", options_.pages_per_request);
+    std::vector<bool> taken(static_cast<std::size_t>(pool_pages_), false);
+    for (const auto& other : lent_pages_) {
+      for (const std::int32_t page : other) taken[static_cast<std::size_t>(page)] = true;
+    }
+    for (const std::int32_t page : pages) {
+      detail::expects<std::out_of_range>(page >= 0 && page < pool_pages_, "hot_buffer: page is ",
+                                         page, ", the pool has pages 0 to ", pool_pages_ - 1);
+      detail::expects(!taken[static_cast<std::size_t>(page)], "hot_buffer: page ", page,
+                      " is lent twice");
+      taken[static_cast<std::size_t>(page)] = true;
+    }
+    held.assign(pages.begin(), pages.end());
+    write_lent(request, stream);
+  }
+
+  /// Takes a request's pages back: `pages_of` no longer lists them, and its tables forget them.
+  /// Refuses while a step of the request is in flight. Attention that reads the pages is the
+  /// engine's to wait for.
+  take_back_outcome try_take_back(std::int32_t request, stream_ref stream) {
+    std::vector<std::int32_t>& held = lent_of(request);
+    for (std::size_t i = 0; i < records(); ++i) {
+      if (!is_busy(i) || records_[i].discarded) continue;
+      for (const std::int32_t other : records_[i].requests) {
+        if (other == request) return take_back_outcome::in_use;
+      }
+    }
+    held.clear();
+    write_lent(request, stream);
+    return take_back_outcome::taken;
+  }
+
+  /// The pages that a request was lent.
+  [[nodiscard]] std::span<const std::int32_t> pages_of(std::int32_t request) const {
+    return const_cast<hot_buffer*>(this)->lent_of(request);
+  }
+
+  /// Resolves the chosen units of a layer: enqueues one kernel on `stream`, after which `pages` and
+  /// the mirror hold.
+  ///
+  /// The next resolve of the same requests and layer is ordered after the recall of this one: the
+  /// engine's attention, which waits for the ticket, stands between them.
+  ///
+  /// @param chosen  one list a row (`head_groups` 1), on the device, of blocks that the store has
+  /// @return empty when `steps_in_flight` steps have neither ended nor been discarded
+  /// @throws std::invalid_argument, std::out_of_range  on a batch, layer or selection that does not
+  /// fit, or a request
+  ///         that was lent no pages; nothing is enqueued
+  [[nodiscard]] std::optional<resolved_step> resolve(std::int32_t layer, const batch_view& batch,
+                                                     const selection& chosen, stream_ref stream) {
+    detail::expects<std::out_of_range>(layer >= 0 && layer < layers_, "resolve: layer is ", layer,
+                                       ", expected 0 to ", layers_ - 1);
+    detail::check_batch("resolve", batch, options_.max_rows, options_.max_requests);
+    detail::expects(batch.max_tokens / block_tokens_ <= options_.max_blocks,
+                    "resolve: max_tokens is ", batch.max_tokens, ", the hot buffer knows ",
+                    options_.max_blocks, " blocks of ", block_tokens_);
+    detail::expects(chosen.lists == batch.rows() && chosen.k == options_.budget_blocks,
+                    "resolve: the selection is ", chosen.lists, " lists of ", chosen.k,
+                    ", expected ", batch.rows(), " of ", options_.budget_blocks);
+    for (const std::int32_t request : batch.requests) {
+      detail::expects(!lent_of(request).empty(), "resolve: request ", request,
+                      " was lent no pages");
+    }
+    detail::step_record* record = free_record();
+    if (record == nullptr) return std::nullopt;
+    record->layer = layer;
+    record->requests.assign(batch.requests.begin(), batch.requests.end());
+    const auto units =
+        static_cast<std::uint64_t>(batch.rows()) *
+        static_cast<std::uint64_t>(options_.budget_blocks + options_.pages_per_request);
+    backend_.for_each_row(batch.rows(), {}, units * 2 * sizeof(std::int32_t),
+                          detail::resolve_row{.tables = tables(layer),
+                                              .requests = batch.device_requests,
+                                              .ids = chosen.ids,
+                                              .counts = chosen.counts,
+                                              .k = options_.budget_blocks,
+                                              .step = ++step_,
+                                              .pages = record->pages,
+                                              .victims = record->victims,
+                                              .misses = record->device_misses,
+                                              .miss_counts = record->device_miss_counts,
+                                              .chosen_counts = record->device_chosen_counts},
+                          stream);
+    record->busy.store(true, std::memory_order_release);
+    return resolved_step{record->pages, batch.rows(), options_.budget_blocks, layer, record};
+  }
+
+  /// Gives up a step whose recall failed, was cancelled, or never took place: units that did not
+  /// arrive are forgotten, so that the next resolve misses them again. Enqueued on `stream`; the
+  /// ticket, if there is one, has ended.
+  void discard(const resolved_step& step, const batch_view& batch, stream_ref stream) {
+    detail::expects(step.record != nullptr && batch.rows() == step.rows, "discard: the batch has ",
+                    batch.rows(), " rows, the step ", step.rows);
+    backend_.for_each_row(step.rows, {}, 0,
+                          detail::forget_misses{.tables = tables(step.layer),
+                                                .requests = batch.device_requests,
+                                                .misses = step.record->device_misses,
+                                                .miss_counts = step.record->device_miss_counts,
+                                                .k = step.k},
+                          stream);
+    // The kernel reads the mirror: the record is free again only behind it.
+    step.record->discarded = true;
+    backend_.record(discarded_[index_of(step.record)], stream);
+  }
+
+ private:
+  static hot_buffer_options checked_options(const hot_buffer_options& o) {
+    const auto check = [](const char* name, std::int64_t value, std::int64_t least,
+                          std::int64_t most) {
+      detail::expects(value >= least && value <= most, "hot_buffer: ", name, " is ", value,
+                      ", expected ", least, " to ", most);
+    };
+    check("budget_blocks", o.budget_blocks, 1, max_extent);
+    check("pages_per_request", o.pages_per_request, o.budget_blocks, 1 << 24);
+    check("max_requests", o.max_requests, 1, max_extent);
+    check("max_rows", o.max_rows, 1, max_extent);
+    check("max_blocks", o.max_blocks, 1, 1 << 24);
+    check("steps_in_flight", o.steps_in_flight, 1, 1024);
+    return o;
+  }
+  [[nodiscard]] std::size_t requests() const noexcept {
+    return static_cast<std::size_t>(options_.max_requests);
+  }
+  [[nodiscard]] std::size_t layer_slots() const noexcept {
+    return requests() * static_cast<std::size_t>(options_.pages_per_request);
+  }
+  [[nodiscard]] std::size_t row_units() const noexcept {
+    return static_cast<std::size_t>(options_.max_rows) *
+           static_cast<std::size_t>(options_.budget_blocks);
+  }
+  [[nodiscard]] std::size_t records() const noexcept {
+    return static_cast<std::size_t>(options_.steps_in_flight);
+  }
+  [[nodiscard]] std::vector<std::int32_t>& lent_of(std::int32_t request) {
+    detail::expects<std::out_of_range>(request >= 0 && request < options_.max_requests,
+                                       "hot_buffer: request is ", request, ", expected 0 to ",
+                                       options_.max_requests - 1);
+    return lent_pages_[static_cast<std::size_t>(request)];
+  }
+  [[nodiscard]] detail::residency_tables tables(std::int32_t layer) const {
+    std::int32_t* slots = slot_tables_.data() + 2 * static_cast<std::size_t>(layer) * layer_slots();
+    return {.block_in = slots,
+            .last_use = slots + layer_slots(),
+            .slot_of = slot_of_.data() + static_cast<std::size_t>(layer) * requests() *
+                                             static_cast<std::size_t>(options_.max_blocks),
+            .page_in = page_in_.data(),
+            .lent = lent_.data(),
+            .slots = options_.pages_per_request,
+            .max_blocks = options_.max_blocks};
+  }
+  [[nodiscard]] detail::step_record* free_record() {
+    for (std::size_t i = 0; i < records(); ++i) {
+      const std::size_t at = (next_record_ + i) % records();
+      if (is_busy(at)) continue;
+      next_record_ = (at + 1) % records();
+      records_[at].discarded = false;
+      return &records_[at];
+    }
+    return nullptr;
+  }
+
+  [[nodiscard]] std::size_t index_of(const detail::step_record* record) const noexcept {
+    return static_cast<std::size_t>(record - records_.get());
+  }
+  [[nodiscard]] bool is_busy(std::size_t i) {
+    detail::step_record& r = records_[i];
+    if (!r.busy.load(std::memory_order_acquire)) return false;
+    if (r.discarded && backend_.poll(discarded_[i]) != event_state::pending) {
+      r.busy.store(false, std::memory_order_release);
+      return false;
+    }
+    return true;
+  }
+
+  /// Brings the device's tables of a request to what it holds now, all of it empty.
+  void write_lent(std::int32_t request, stream_ref stream) {
+    const std::vector<std::int32_t>& held = lent_pages_[static_cast<std::size_t>(request)];
+    const auto first = std::int64_t{request} * options_.pages_per_request;
+    for (std::size_t start = 0; start < held.size(); start += detail::write_words::capacity) {
+      detail::write_words words{page_in_.data() + first + start, {}};
+      const std::size_t n =
+          std::min<std::size_t>(held.size() - start, detail::write_words::capacity);
+      for (std::size_t i = 0; i < n; ++i) words.values[i] = held[start + i];
+      backend_.for_each({1, static_cast<std::int64_t>(n)}, {}, n * 4, words, stream);
+    }
+    const auto fill = [&](std::int32_t* table, std::int64_t rows, std::int64_t stride,
+                          std::int64_t words, std::int32_t value) {
+      backend_.for_each({rows, words}, {}, static_cast<std::uint64_t>(rows * words) * 4,
+                        detail::fill_words{table, stride, value}, stream);
+    };
+    const auto layer_stride = static_cast<std::int64_t>(2 * layer_slots());
+    const auto block_stride = static_cast<std::int64_t>(requests()) * options_.max_blocks;
+    fill(slot_tables_.data() + first, layers_, layer_stride, options_.pages_per_request, -1);
+    fill(slot_tables_.data() + layer_slots() + first, layers_, layer_stride,
+         options_.pages_per_request, 0);
+    fill(slot_of_.data() + request * options_.max_blocks, layers_, block_stride,
+         options_.max_blocks, -1);
+    fill(lent_.data() + request, 1, 1, 1, static_cast<std::int32_t>(held.size()));
+  }
+
+  Backend backend_;
+  std::int32_t layers_;
+  std::int32_t block_tokens_;
+  std::int64_t pool_pages_;
+  hot_buffer_options options_;
+  device_buffer<std::int32_t, Backend> slot_tables_;  ///< [layers, 2, requests, slots]
+  device_buffer<std::int32_t, Backend> slot_of_;      ///< [layers, requests, max_blocks]
+  device_buffer<std::int32_t, Backend> page_in_;      ///< [requests, slots]
+  device_buffer<std::int32_t, Backend> lent_;         ///< [requests]
+  device_buffer<std::int32_t, Backend> pages_;        ///< pages, then victims, of every record
+  pinned_buffer<unit_miss, Backend> misses_;
+  pinned_buffer<std::int32_t, Backend> counts_;
+  std::unique_ptr<detail::step_record[]> records_;
+  std::vector<typename Backend::event> discarded_;  ///< [records]
+  std::vector<std::vector<std::int32_t>> lent_pages_;
+  std::size_t next_record_ = 0;
+  std::int32_t step_ = 0;
+  typename Backend::stream setup_;
+};
+
+}  // namespace pulseinfer

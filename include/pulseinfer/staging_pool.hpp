@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Chunks to move units through: pairs of pinned and device memory, reused only after the device
+/// has let go of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "pulseinfer/buffer.hpp"
+#include "pulseinfer/concepts.hpp"
+#include "pulseinfer/error.hpp"
+
+namespace pulseinfer {
+
+/// A chunk: the same number of bytes in pinned and in device memory, and the event after which both
+/// are free.
+///
+/// `drained` is recorded by the user after the last work on the chunk. Whoever gets the chunk next
+/// makes its own work wait for that event, on the host (host_async) or in a stream.
+template <backend Backend>
+struct staging_chunk {
+  std::byte* host = nullptr;
+  std::byte* host_on_device = nullptr;  ///< `host` as kernels see it
+  std::byte* device = nullptr;
+  std::size_t bytes = 0;
+  typename Backend::event drained;
+  typename Backend::event copied;  ///< scratch for the user, between two of its streams
+  std::int32_t index = 0;
+};
+
+/// Told that a chunk is there, when none was at first. Stays where it is while it waits; allocates
+/// nothing.
+template <backend Backend>
+struct staging_waiter {
+  void (*chunk_ready)(staging_waiter& self, staging_chunk<Backend>& chunk) noexcept = nullptr;
+  staging_waiter* next = nullptr;
+};
+
+/// A fixed number of chunks, handed out oldest release first.
+///
+/// @par Threads  any
+/// @par Life     destroyed only when every chunk is back and its last event done: the destructor
+/// waits for the events
+template <backend Backend>
+class staging_pool {
+ public:
+  using chunk = staging_chunk<Backend>;
+  using waiter = staging_waiter<Backend>;
+
+  /// @throws std::invalid_argument  if chunks is not 1 to 4096 or chunk_bytes no multiple of 256
+  staging_pool(Backend backend, std::size_t chunk_bytes, std::int32_t chunks)
+      : backend_(backend),
+        host_(backend, checked_bytes(chunk_bytes, chunks)),
+        device_(backend, chunk_bytes * static_cast<std::size_t>(chunks)) {
+    chunks_.reserve(static_cast<std::size_t>(chunks));
+    free_.resize(static_cast<std::size_t>(chunks));
+    for (std::int32_t i = 0; i < chunks; ++i) {
+      const std::size_t offset = static_cast<std::size_t>(i) * chunk_bytes;
+      chunks_.push_back({host_.data() + offset, host_.device_data() + offset,
+                         device_.data() + offset, chunk_bytes, backend_.make_event(),
+                         backend_.make_event(), i});
+      free_[static_cast<std::size_t>(i)] = i;
+    }
+    free_count_ = chunks;
+  }
+  staging_pool(const staging_pool&) = delete;
+  staging_pool& operator=(const staging_pool&) = delete;
+
+  [[nodiscard]] std::size_t chunk_bytes() const noexcept { return chunks_.front().bytes; }
+  [[nodiscard]] std::int32_t size() const noexcept {
+    return static_cast<std::int32_t>(chunks_.size());
+  }
+  /// Chunks that nobody holds.
+  [[nodiscard]] std::int32_t available() const {
+    std::lock_guard lock(mutex_);
+    return free_count_;
+  }
+
+  /// A chunk, or null: then the waiter is queued, and called once (from the thread that releases)
+  /// with one.
+  [[nodiscard]] chunk* acquire_or_wait(waiter& w) {
+    std::lock_guard lock(mutex_);
+    if (free_count_ > 0) return &take();
+    w.next = nullptr;
+    (last_waiter_ == nullptr ? first_waiter_ : last_waiter_->next) = &w;
+    last_waiter_ = &w;
+    return nullptr;
+  }
+
+  /// Gives a chunk back. Its `drained` event has been recorded behind all its work.
+  void release(chunk& c) noexcept {
+    waiter* next = nullptr;
+    {
+      std::lock_guard lock(mutex_);
+      next = first_waiter_;
+      if (next != nullptr) {
+        first_waiter_ = next->next;
+        if (first_waiter_ == nullptr) last_waiter_ = nullptr;
+      } else {
+        const auto size = static_cast<std::int32_t>(chunks_.size());
+        free_[static_cast<std::size_t>((free_head_ + free_count_) % size)] = c.index;
+        ++free_count_;
+      }
+    }
+    if (next != nullptr) next->chunk_ready(*next, c);
+  }
+
+ private:
+  static std::size_t checked_bytes(std::size_t chunk_bytes, std::int32_t chunks) {
+    detail::expects(chunks >= 1 && chunks <= 4096, "staging_pool: chunks is ", chunks,
+                    ", expected 1 to 4096");
+    detail::expects(chunk_bytes > 0 && chunk_bytes % 256 == 0 && chunk_bytes <= (1ull << 40),
+                    "staging_pool: chunk_bytes is ", chunk_bytes,
+                    ", expected a multiple of 256, at most 2^40");
+    return chunk_bytes * static_cast<std::size_t>(chunks);
+  }
+  chunk& take() {
+    const std::int32_t index = free_[static_cast<std::size_t>(free_head_)];
+    free_head_ = (free_head_ + 1) % static_cast<std::int32_t>(chunks_.size());
+    --free_count_;
+    return chunks_[static_cast<std::size_t>(index)];
+  }
+
+  Backend backend_;
+  pinned_buffer<std::byte, Backend> host_;
+  device_buffer<std::byte, Backend> device_;
+  std::vector<chunk> chunks_;
+  mutable std::mutex mutex_;
+  std::vector<std::int32_t> free_;  ///< ring of chunk indices
+  std::int32_t free_head_ = 0;
+  std::int32_t free_count_ = 0;
+  waiter* first_waiter_ = nullptr;
+  waiter* last_waiter_ = nullptr;
+};
+
+}  // namespace pulseinfer

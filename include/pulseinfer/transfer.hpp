@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The transfer engine: moves units between the store and the engine's pages, both ways, in chunks
+/// whose phases overlap.
+///
+/// The caller's thread checks, records one event and hands over a host task. Everything else runs on
+/// the backend's workers and on the library's own streams (see detail/recall_pipeline.hpp and
+/// detail/offload_pipeline.hpp). The page ids of a chunk travel in its head, so that one DMA carries
+/// all of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "pulseinfer/block_store.hpp"
+#include "pulseinfer/concepts.hpp"
+#include "pulseinfer/detail/offload_pipeline.hpp"
+#include "pulseinfer/detail/recall_pipeline.hpp"
+#include "pulseinfer/detail/transfer_pipeline.hpp"
+#include "pulseinfer/error.hpp"
+#include "pulseinfer/hot_buffer.hpp"
+#include "pulseinfer/layout.hpp"
+#include "pulseinfer/ticket.hpp"
+
+namespace pulseinfer {
+
+/// Moves units for all layers of one pool.
+///
+/// Order: a recall's pages are written after everything that `stream` held at the call (the kernels
+/// that read them before); an offload reads its pages after the same (the kernels that wrote them).
+/// Use of the pages afterwards is ordered by `ticket::enqueue_wait`.
+///
+/// Errors: a broken precondition throws and changes nothing. A failure later is in the ticket: units
+/// say which, the store keeps what it had, and the pages of failed units are not ready. After a
+/// failure the next call waits once for the library's own streams.
+///
+/// @par Threads  one at a time may start transfers; tickets are used from anywhere
+/// @par Life     store and pool memory outlive the engine; its destructor waits for its transfers
+/// @par Cost     a call is O(rows) for a step and O(units) for a list; it allocates nothing
+template <backend Backend, class Store>
+class transfer_engine {
+ public:
+  using stream_ref = typename Backend::stream_ref;
+
+  /// @throws std::invalid_argument  naming the option and its limit, or a pool and a store whose
+  ///                                geometries differ
+  transfer_engine(Backend b, Store& store, const kv_pool& pool, const transfer_options& options)
+      : store_(&store),
+        pool_(pool),
+        options_(detail::checked_transfer_options(store.geometry(), pool, options)),
+        in_(b, store, pool_, options_),
+        out_(b, store, pool_, options_) {}
+  transfer_engine(const transfer_engine&) = delete;
+  transfer_engine& operator=(const transfer_engine&) = delete;
+
+  [[nodiscard]] const transfer_options& options() const noexcept { return options_; }
+  /// Units of a full chunk.
+  [[nodiscard]] std::int64_t chunk_units() const noexcept { return in_.shape().units; }
+
+  /// Recalls the misses of a resolved step into the pages that the step gave them: every row in one
+  /// transfer. Where all arrive the step has ended; otherwise the hot buffer's `discard` ends it.
+  ///
+  /// @param sequences  [step.rows] the sequence of each row; read before the call returns
+  /// @return empty, with nothing changed, when `transfers_in_flight` recalls are under way or their
+  ///         tickets are still held
+  /// @throws std::invalid_argument  on a count that does not fit, or a stale sequence
+  [[nodiscard]] std::optional<ticket<Backend>> recall(const resolved_step& step,
+                                                      std::span<const sequence_id> sequences,
+                                                      stream_ref stream) {
+    detail::expects(step.record != nullptr && step.record->busy.load(std::memory_order_acquire),
+                    "recall: the step was not resolved, or has ended");
+    detail::expects(sequences.size() == static_cast<std::size_t>(step.rows),
+                    "recall: ", sequences.size(), " sequences, the step has ", step.rows, " rows");
+    detail::expects(std::int64_t{step.rows} * step.k <= options_.max_units, "recall: the step has ",
+                    step.rows, " x ", step.k, " units, expected at most max_units, which is ",
+                    options_.max_units);
+    auto* s = in_.take(step.layer, sequences);
+    if (s == nullptr) return std::nullopt;
+    s->step = step.record;
+    return in_.start(*s, stream);
+  }
+
+  /// Recalls units that the host names into pages that the host names.
+  ///
+  /// @param units  distinct pages of the pool; read before the call returns
+  /// @return as above
+  /// @throws std::invalid_argument, std::out_of_range  on a stale sequence, or a layer, row, block or
+  ///         page out of range
+  [[nodiscard]] std::optional<ticket<Backend>> recall_units(std::int32_t layer,
+                                                            std::span<const sequence_id> sequences,
+                                                            std::span<const unit_target> units,
+                                                            stream_ref stream) {
+    check_units("recall_units", layer, sequences, units);
+    auto* s = in_.take(layer, sequences);
+    if (s == nullptr) return std::nullopt;
+    for (const unit_target& unit : units) {
+      const auto& lease = s->leases[static_cast<std::size_t>(unit.row)];
+      s->units.push_back({.source = lease.find(unit.block), .page = unit.page});
+    }
+    return in_.start(*s, stream);
+  }
+
+  /// Offloads units: copies their pages into the store. A unit that the store has is `present`, one
+  /// for which there is no room is `refused`; the others become readable as their bytes arrive.
+  ///
+  /// @param units  pages whose writers stand on `stream` before this call; read before it returns
+  /// @return, throws  as recall_units
+  [[nodiscard]] std::optional<ticket<Backend>> offload(std::int32_t layer,
+                                                       std::span<const sequence_id> sequences,
+                                                       std::span<const unit_target> units,
+                                                       stream_ref stream) {
+    check_units("offload", layer, sequences, units);
+    auto* s = out_.take(layer, sequences);
+    if (s == nullptr) return std::nullopt;
+    for (const unit_target& unit : units) {
+      const reservation r =
+          store_->reserve(sequences[static_cast<std::size_t>(unit.row)], layer, unit.block);
+      detail::unit_move move{.page = unit.page, .slot = r.slot};
+      if (r.outcome == reserve_outcome::reserved) {
+        move.host = store_->writable(r.slot);
+        s->order.push_back(static_cast<std::int32_t>(s->units.size()));
+      } else {
+        move.status =
+            r.outcome == reserve_outcome::exists ? unit_status::present : unit_status::refused;
+      }
+      s->units.push_back(move);
+    }
+    s->report.units = static_cast<std::int64_t>(s->units.size());
+    return out_.start(*s, stream);
+  }
+
+ private:
+  void check_units(const char* who, std::int32_t layer, std::span<const sequence_id> sequences,
+                   std::span<const unit_target> units) const {
+    pool_.check_layer(layer);
+    detail::expects(units.size() <= static_cast<std::size_t>(options_.max_units), who, ": ",
+                    units.size(), " units, expected at most max_units, which is ",
+                    options_.max_units);
+    for (const unit_target& unit : units) {
+      detail::expects<std::out_of_range>(
+          unit.row >= 0 && static_cast<std::size_t>(unit.row) < sequences.size(), who, ": row is ",
+          unit.row, ", there are ", sequences.size(), " sequences");
+      detail::expects<std::out_of_range>(unit.block >= 0 && unit.block < store_->max_blocks(), who,
+                                         ": block is ", unit.block, ", expected 0 to ",
+                                         store_->max_blocks() - 1);
+      pool_.check_page(unit.page);
+    }
+  }
+
+  Store* store_;
+  kv_pool pool_;
+  transfer_options options_;
+  detail::recall_pipeline<Backend, Store> in_;
+  detail::offload_pipeline<Backend, Store> out_;
+};
+
+}  // namespace pulseinfer
