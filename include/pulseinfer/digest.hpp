@@ -91,8 +91,10 @@ struct digest_block {
     for (std::int32_t token = 0; token < block_tokens; ++token) {
       const float value = load_element(keys + layout.offset(page, token, head), within, element);
       total = detail::sum(total, value);
-      least = token == 0 || value < least ? value : least;
-      most = token == 0 || value > most ? value : most;
+      // A NaN is taken, whichever token has it, and then stays: no comparison with one holds.
+      const bool always = token == 0 || value != value;
+      least = always || value < least ? value : least;
+      most = always || value > most ? value : most;
     }
     if (digest.kind == digest_kind::mean) {
       *out = detail::product(total, 1.0f / static_cast<float>(block_tokens));
@@ -194,7 +196,7 @@ class digest_store {
                     "digest_store: the pool has another geometry than the digests");
     const std::int64_t reserved = static_cast<std::int64_t>(held.size()) * tile_blocks;
     detail::expects<std::out_of_range>(first >= 0 && count >= 0 && first <= reserved - count,
-                                       "digest_store: blocks ", first, " to ", first + count,
+                                       "digest_store: ", count, " blocks from block ", first,
                                        " of request ", request, ", reserved are ", reserved);
     const std::int64_t channels = std::int64_t{geometry_.kv_heads} * geometry_.head_dim;
     const auto key_bytes = static_cast<std::uint64_t>(count * geometry_.unit_bytes() / 2);
