@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <stdexcept>
 #include <vector>
@@ -100,13 +101,12 @@ class scene {
     pulseinfer::detail::random_source draw(seed + 1000);
     for (float& q : queries_) q = test::random_float(draw);
   }
-  /// Brings keys, digests (of full blocks that are not left out) and queries to the device.
-  void upload(const std::set<std::int32_t>& without_digest = {}) {
+  /// Brings keys, digests (of `digested` full blocks at most) and queries to the device.
+  void upload(std::int32_t digested = 1 << 20) {
     keys_.upload(stream_);
     for (std::size_t r = 0; r < shape_.tokens.size(); ++r) {
       const auto request = static_cast<std::int32_t>(r);
-      const std::int32_t full = shape_.tokens[r] / block_tokens;
-      if (without_digest.count(request) > 0) continue;
+      const std::int32_t full = std::min(shape_.tokens[r] / block_tokens, digested);
       REQUIRE(digests_.reserve(request, full, stream_));
       if (full == 0) continue;
       digests_.build(0, request, 0, full, keys_.pool(), keys_.device_table(), stream_);
@@ -493,14 +493,25 @@ TEST_CASE("fault 52: blocks with NaN keys, and blocks without a digest, rank las
       CHECK((choose(10) == std::vector<std::int32_t>{1, 2, 3, 4, 5, 7, 8, 9, 10, 11}));
       CHECK(choose(11).size() == 11);
     }
-    // All NaN: distinct blocks all the same, the lowest.
-    scene s(machine, {.query_heads = 1, .tokens = {12 * block_tokens, 12 * block_tokens}});
+    scene s(machine, {.query_heads = 1, .tokens = {70 * block_tokens}});
     s.randomise(9);
-    s.upload({1});  // request 1 has no digests
-    const lists chosen =
-        s.select({.query_heads = 1, .budget_blocks = 4, .sink_blocks = 0, .max_rows = 2});
-    CHECK((chosen[0] == std::vector<std::int32_t>{0, 1, 2, 3}));
-    CHECK(chosen[1].size() == 4);
+    s.upload(64);  // a tile
+    const lists chosen = s.select({.query_heads = 1,
+                                   .budget_blocks = 66,
+                                   .sink_blocks = 1,
+                                   .window_blocks = 0,
+                                   .max_rows = 1});
+    // All that have a digest, then of those that rank alike the lowest.
+    std::vector<std::int32_t> first(66);
+    std::iota(first.begin(), first.end(), 1);
+    CHECK((chosen == lists{first}));
+    const lists fewer = s.select({.query_heads = 1,
+                                  .budget_blocks = 63,
+                                  .sink_blocks = 1,
+                                  .window_blocks = 0,
+                                  .max_rows = 1});
+    first.resize(63);
+    CHECK((fewer == lists{first}));
   });
 }
 
