@@ -373,8 +373,8 @@ class decoder {
                                  .pages = pages_.data(),
                                  .lengths = lengths},
                       stream_);
-    const attention_view view{.layout = engine_.pool().layout(),
-                              .pool = engine_.pool().layer(layer),
+    const attention_view view{.keys = engine_.pool().reader(layer, 0),
+                              .values = engine_.pool().reader(layer, 1),
                               .pages = pages_.data(),
                               .lengths = lengths,
                               .width = width(),
@@ -411,6 +411,7 @@ class decoder {
   /// Compares the pages of every chosen block, recalled or resident, with the capture.
   void verify(std::int32_t layer, const pulseinfer::resolved_step& resolved) {
     const auto& layout = engine_.pool().layout();
+    const std::int64_t strip = layout.plane[0].strip_bytes;  // one a plane, and they are alike
     std::vector<std::int32_t> pages(static_cast<std::size_t>(resolved.rows * resolved.k));
     download_words(resolved.pages, pages);
     for (std::size_t row = 0; row < requests_.size(); ++row) {
@@ -424,16 +425,16 @@ class decoder {
         hash(chosen[i]);
         const std::int32_t page = pages[row * static_cast<std::size_t>(resolved.k) + i];
         for (int plane = 0; plane < 2; ++plane) {
-          backend_.copy_async(strip_.data() + plane * layout.strip_bytes,
+          backend_.copy_async(strip_.data() + plane * strip,
                               engine_.pool().layer(layer).plane[plane] + layout.page_offset(page),
-                              static_cast<std::size_t>(layout.strip_bytes),
+                              static_cast<std::size_t>(strip),
                               pulseinfer::copy_direction::device_to_host, stream_);
         }
         backend_.sync(stream_);
         for (int plane = 0; plane < 2; ++plane) {
-          const std::byte* is = strip_.data() + plane * layout.strip_bytes;
+          const std::byte* is = strip_.data() + plane * strip;
           const std::byte* should = engine_.expected(layer, plane, chosen[i]);
-          for (std::int64_t b = 0; b < layout.strip_bytes; ++b) {
+          for (std::int64_t b = 0; b < strip; ++b) {
             result_.bytes_wrong += is[b] != should[b] ? 1 : 0;
           }
         }

@@ -91,7 +91,8 @@ class engine {
   /// The bytes that a block should have in one plane.
   [[nodiscard]] const std::byte* expected(std::int32_t layer, int plane, std::int64_t block) const {
     const auto& from = source_[static_cast<std::size_t>(2 * layer + plane)];
-    return reinterpret_cast<const std::byte*>(from.data()) + block * layout_.strip_bytes;
+    return reinterpret_cast<const std::byte*>(from.data()) +
+           block * layout_.plane[plane].strip_bytes;
   }
 
  private:
@@ -99,7 +100,7 @@ class engine {
     std::vector<pulseinfer::layer_planes> out;
     for (std::int32_t layer = 0; layer < capture_->geometry.layers; ++layer) {
       std::byte* at = memory_.data() + 2 * layer * layout_.plane_bytes();
-      out.push_back({{at, at + layout_.plane_bytes()}});
+      out.push_back({.plane = {at, at + layout_.plane_bytes()}});
     }
     return out;
   }

@@ -47,7 +47,7 @@ double staged_vs_per_block(Backend backend, const pulseinfer::kv_geometry& geome
   const block_layout layout = nhd_layout(g, units);
   device_buffer<std::byte, Backend> memory(backend,
                                            static_cast<std::size_t>(2 * layout.plane_bytes()));
-  const kv_pool pool(g, layout, {{{memory.data(), memory.data() + layout.plane_bytes()}}});
+  const kv_pool pool(g, layout, {{.plane = {memory.data(), memory.data() + layout.plane_bytes()}}});
   block_store<Backend> store(
       backend, g,
       {.capacity_bytes = 4 * units * g.unit_bytes(), .max_sequences = 1, .max_blocks = 4 * units});

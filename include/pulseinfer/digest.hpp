@@ -69,13 +69,12 @@ struct digest_view {
 template <page_table Table>
 struct digest_block {
   digest_view digest;
-  block_layout layout;
-  const std::byte* keys;  ///< plane 0 of the layer
+  plane_reader keys;
+  plane_reader scales;  ///< of the keys; without memory where they have none
   Table table;
   std::int64_t request;
   std::int64_t first_block;
   std::int32_t block_tokens;
-  element_type element;
 
   PULSEINFER_HD void operator()(std::int64_t i, std::int64_t channel) const {
     const std::int64_t block = first_block + i;
@@ -89,10 +88,13 @@ struct digest_block {
     float least = 0.0f;
     float most = 0.0f;
     for (std::int32_t token = 0; token < block_tokens; ++token) {
-      const float value = load_element(keys + layout.offset(page, token, head), within, element);
+      float value = keys(page, token, head, within);
+      if (scales.memory != nullptr) value = detail::product(value, scales(page, token, head, 0));
       total = detail::sum(total, value);
-      least = token == 0 || value < least ? value : least;
-      most = token == 0 || value > most ? value : most;
+      // A NaN is taken, whichever token has it, and then stays: no comparison with one holds.
+      const bool always = token == 0 || value != value;
+      least = always || value < least ? value : least;
+      most = always || value > most ? value : most;
     }
     if (digest.kind == digest_kind::mean) {
       *out = detail::product(total, 1.0f / static_cast<float>(block_tokens));
@@ -209,19 +211,20 @@ class digest_store {
                     "digest_store: the pool has another geometry than the digests");
     const std::int64_t reserved = static_cast<std::int64_t>(held.size()) * tile_blocks;
     detail::expects<std::out_of_range>(first >= 0 && count >= 0 && first <= reserved - count,
-                                       "digest_store: blocks ", first, " to ", first + count,
+                                       "digest_store: ", count, " blocks from block ", first,
                                        " of request ", request, ", reserved are ", reserved);
     const std::int64_t channels = std::int64_t{geometry_.kv_heads} * geometry_.head_dim;
     const auto key_bytes = static_cast<std::uint64_t>(count * geometry_.unit_bytes() / 2);
     backend_.for_each({count, channels}, {}, key_bytes,
                       digest_block<Table>{.digest = view(layer),
-                                          .layout = pool.layout(),
-                                          .keys = pool.layer(layer).plane[0],
+                                          .keys = pool.reader(layer, 0),
+                                          .scales = geometry_.scales == scale_kind::none
+                                                        ? plane_reader{}
+                                                        : pool.reader(layer, geometry_.planes),
                                           .table = table,
                                           .request = request,
                                           .first_block = first,
-                                          .block_tokens = geometry_.block_tokens,
-                                          .element = geometry_.element},
+                                          .block_tokens = geometry_.block_tokens},
                       stream);
   }
 

@@ -86,7 +86,8 @@ class hot_buffer {
         block_tokens_(pool.geometry().block_tokens),
         pool_pages_(pool.layout().pages),
         options_(checked_options(options)),
-        slot_tables_(backend, 2 * layer_slots() * static_cast<std::size_t>(layers_)),
+        block_in_(backend, layer_slots() * static_cast<std::size_t>(layers_)),
+        last_use_(backend, layer_slots() * static_cast<std::size_t>(layers_)),
         slot_of_(backend, static_cast<std::size_t>(layers_) * requests() *
                               static_cast<std::size_t>(options.max_blocks)),
         page_in_(backend, layer_slots()),
@@ -114,7 +115,7 @@ class hot_buffer {
       discarded_.push_back(backend_.make_event());
     }
     backend_.for_each({1, static_cast<std::int64_t>(lent_.size())}, {}, lent_.bytes(),
-                      detail::fill_words{lent_.data(), 0, 0}, setup_);
+                      detail::fill_words<std::int32_t>{lent_.data(), 0, 0}, setup_);
     backend_.sync(setup_);
   }
   hot_buffer(const hot_buffer&) = delete;
@@ -276,9 +277,9 @@ class hot_buffer {
     return lent_pages_[static_cast<std::size_t>(request)];
   }
   [[nodiscard]] detail::residency_tables tables(std::int32_t layer) const {
-    std::int32_t* slots = slot_tables_.data() + 2 * static_cast<std::size_t>(layer) * layer_slots();
-    return {.block_in = slots,
-            .last_use = slots + layer_slots(),
+    const std::size_t slots = static_cast<std::size_t>(layer) * layer_slots();
+    return {.block_in = block_in_.data() + slots,
+            .last_use = last_use_.data() + slots,
             .slot_of = slot_of_.data() + static_cast<std::size_t>(layer) * requests() *
                                              static_cast<std::size_t>(options_.max_blocks),
             .page_in = page_in_.data(),
@@ -321,19 +322,19 @@ class hot_buffer {
       for (std::size_t i = 0; i < n; ++i) words.values[i] = held[start + i];
       backend_.for_each({1, static_cast<std::int64_t>(n)}, {}, n * 4, words, stream);
     }
-    const auto fill = [&](std::int32_t* table, std::int64_t rows, std::int64_t stride,
-                          std::int64_t words, std::int32_t value) {
-      backend_.for_each({rows, words}, {}, static_cast<std::uint64_t>(rows * words) * 4,
-                        detail::fill_words{table, stride, value}, stream);
-    };
-    const auto layer_stride = static_cast<std::int64_t>(2 * layer_slots());
+    const auto layer_stride = static_cast<std::int64_t>(layer_slots());
     const auto block_stride = static_cast<std::int64_t>(requests()) * options_.max_blocks;
-    fill(slot_tables_.data() + first, layers_, layer_stride, options_.pages_per_request, -1);
-    fill(slot_tables_.data() + layer_slots() + first, layers_, layer_stride,
-         options_.pages_per_request, 0);
+    fill(block_in_.data() + first, layers_, layer_stride, options_.pages_per_request, -1, stream);
+    fill(last_use_.data() + first, layers_, layer_stride, options_.pages_per_request, 0, stream);
     fill(slot_of_.data() + request * options_.max_blocks, layers_, block_stride,
-         options_.max_blocks, -1);
-    fill(lent_.data() + request, 1, 1, 1, static_cast<std::int32_t>(held.size()));
+         options_.max_blocks, -1, stream);
+    fill(lent_.data() + request, 1, 1, 1, static_cast<std::int32_t>(held.size()), stream);
+  }
+  template <class Word>
+  void fill(Word* table, std::int64_t rows, std::int64_t stride, std::int64_t words,
+            std::type_identity_t<Word> value, stream_ref stream) {
+    backend_.for_each({rows, words}, {}, static_cast<std::uint64_t>(rows * words) * sizeof(Word),
+                      detail::fill_words<Word>{table, stride, value}, stream);
   }
 
   Backend backend_;
@@ -341,18 +342,19 @@ class hot_buffer {
   std::int32_t block_tokens_;
   std::int64_t pool_pages_;
   hot_buffer_options options_;
-  device_buffer<std::int32_t, Backend> slot_tables_;  ///< [layers, 2, requests, slots]
-  device_buffer<std::int32_t, Backend> slot_of_;      ///< [layers, requests, max_blocks]
-  device_buffer<std::int32_t, Backend> page_in_;      ///< [requests, slots]
-  device_buffer<std::int32_t, Backend> lent_;         ///< [requests]
-  device_buffer<std::int32_t, Backend> pages_;        ///< pages, then victims, of every record
+  device_buffer<std::int32_t, Backend> block_in_;  ///< [layers, requests, slots]
+  device_buffer<std::int64_t, Backend> last_use_;  ///< [layers, requests, slots]
+  device_buffer<std::int32_t, Backend> slot_of_;   ///< [layers, requests, max_blocks]
+  device_buffer<std::int32_t, Backend> page_in_;   ///< [requests, slots]
+  device_buffer<std::int32_t, Backend> lent_;      ///< [requests]
+  device_buffer<std::int32_t, Backend> pages_;     ///< pages, then victims, of every record
   pinned_buffer<unit_miss, Backend> misses_;
   pinned_buffer<std::int32_t, Backend> counts_;
   std::unique_ptr<detail::step_record[]> records_;
   std::vector<typename Backend::event> discarded_;  ///< [records]
   std::vector<std::vector<std::int32_t>> lent_pages_;
   std::size_t next_record_ = 0;
-  std::int32_t step_ = 0;
+  std::int64_t step_ = 0;
   typename Backend::stream setup_;
 };
 

@@ -125,8 +125,8 @@ inline std::int64_t checked_offset(std::int64_t a, std::int64_t b, std::int64_t 
 
 /// The largest word that divides everything that a mover adds up, at most word_bytes.
 inline std::int32_t word_of(const plane_layout& p) {
-  const std::int64_t all = p.base | p.page_stride | p.group_stride | p.strip_bytes |
-                           p.unit_offset | (p.strips > 1 ? p.strip_stride : 0) | word_bytes;
+  const std::int64_t all = p.base | p.page_stride | p.group_stride | p.strip_bytes | p.unit_offset |
+                           (p.strips > 1 ? p.strip_stride : 0) | word_bytes;
   return static_cast<std::int32_t>(all & -all);
 }
 
@@ -164,9 +164,14 @@ inline block_layout checked(block_layout layout) {
     (void)detail::checked_offset(1, at.strip_bytes, end);
     at.unit_offset = unit;
     unit = detail::checked_offset(at.strips, at.strip_bytes, unit);
+    detail::expects(at.strips == 1 || at.bytes() <= std::numeric_limits<std::uint32_t>::max(),
+                    "block_layout: plane ", p, " of a unit has ", at.bytes(),
+                    " bytes in strips, expected at most ",
+                    std::numeric_limits<std::uint32_t>::max());
     at.word = detail::word_of(at);
   }
-  layout.bytes_of_unit = (detail::checked_offset(1, word_bytes - 1, unit)) / word_bytes * word_bytes;
+  layout.bytes_of_unit =
+      (detail::checked_offset(1, word_bytes - 1, unit)) / word_bytes * word_bytes;
   return layout;
 }
 
@@ -187,8 +192,9 @@ class kv_pool {
         geometry_.scales == scale_kind::none ? geometry_.planes : 2 * geometry_.planes;
     detail::expects(layout_.planes == planes_needed, "kv_pool: the layout has ", layout_.planes,
                     " planes, the geometry needs ", planes_needed);
-    detail::expects(planes_.size() == static_cast<std::size_t>(geometry_.layers), "kv_pool: ",
-                    planes_.size(), " layers of addresses, the geometry has ", geometry_.layers);
+    detail::expects(planes_.size() == static_cast<std::size_t>(geometry_.layers),
+                    "kv_pool: ", planes_.size(), " layers of addresses, the geometry has ",
+                    geometry_.layers);
     for (std::size_t layer = 0; layer < planes_.size(); ++layer) {
       for (std::int32_t p = 0; p < layout_.planes; ++p) {
         const auto address = reinterpret_cast<std::uintptr_t>(planes_[layer].plane[p]);

@@ -32,6 +32,57 @@ struct block_table {
 };
 static_assert(page_table<block_table>);
 
+/// FlashInfer's page table: the pages of request r are indices[indptr[r]] to indices[indptr[r + 1]].
+///
+/// A view, as block_table is.
+struct ragged_table {
+  const std::int32_t* indptr = nullptr;   ///< [requests + 1], ascending
+  const std::int32_t* indices = nullptr;  ///< page ids
+  std::int64_t requests = 0;
+
+  [[nodiscard]] PULSEINFER_HD std::int64_t page(std::int64_t request, std::int64_t block) const {
+    if (request < 0 || request >= requests || block < 0) return -1;
+    const std::int64_t at = indptr[request] + block;
+    if (at >= indptr[request + 1]) return -1;
+    return indices[at] < 0 ? -1 : indices[at];
+  }
+};
+static_assert(page_table<ragged_table>);
+
+/// SGLang's table (`req_to_token`): a dense [requests, max_tokens] array of token slots. Slots of a page
+/// follow each other, so the first token of a block tells its page.
+///
+/// A view, as block_table is.
+struct slot_table {
+  const std::int32_t* slots = nullptr;  ///< negative where there is no token
+  std::int64_t requests = 0;
+  std::int64_t max_tokens = 0;
+  std::int32_t page_tokens = 1;
+
+  [[nodiscard]] PULSEINFER_HD std::int64_t page(std::int64_t request, std::int64_t block) const {
+    if (request < 0 || request >= requests || block < 0) return -1;
+    const std::int64_t token = block * page_tokens;
+    if (token >= max_tokens) return -1;
+    const std::int32_t slot = slots[request * max_tokens + token];
+    return slot < 0 ? -1 : slot / page_tokens;
+  }
+};
+static_assert(page_table<slot_table>);
+
+/// The pages of one head group: page ids over a table of the engine's pages. Row r of a batch over
+/// head groups is group r % head_groups of request r / head_groups (see block_layout).
+template <page_table Table>
+struct grouped_table {
+  Table table;
+  std::int32_t head_groups = 1;
+
+  [[nodiscard]] PULSEINFER_HD std::int64_t page(std::int64_t row, std::int64_t block) const {
+    const std::int64_t page = table.page(row / head_groups, block);
+    return page < 0 ? -1 : page * head_groups + row % head_groups;
+  }
+};
+static_assert(page_table<grouped_table<block_table>>);
+
 /// Makes a block table over host memory, having read every entry.
 ///
 /// @param entries     [requests * max_blocks] page ids; host memory that outlives the view

@@ -102,7 +102,8 @@ inline block_layout make_layout(const kv_geometry& geometry, std::int64_t pages,
                                 const pool_shape& shape = {}) {
   const kv_geometry g = checked(geometry);
   detail::expects(shape.head_groups >= 1 && shape.head_groups <= max_extent,
-                  "make_layout: head_groups is ", shape.head_groups, ", expected 1 to ", max_extent);
+                  "make_layout: head_groups is ", shape.head_groups, ", expected 1 to ",
+                  max_extent);
   detail::expects(shape.values == value_order::as_keys ||
                       (shape.arrangement == kv_arrangement::apart && g.planes == 2),
                   "make_layout: transposed values need keys and values apart");
@@ -111,15 +112,14 @@ inline block_layout make_layout(const kv_geometry& geometry, std::int64_t pages,
   detail::expects(pages >= 1 && pages <= std::numeric_limits<std::int32_t>::max(),
                   "make_layout: pages is ", pages, ", expected 1 to ",
                   std::numeric_limits<std::int32_t>::max());
-  block_layout layout{.pages = pages * shape.head_groups,
-                      .head_groups = shape.head_groups,
-                      .planes = g.planes};
+  block_layout layout{
+      .pages = pages * shape.head_groups, .head_groups = shape.head_groups, .planes = g.planes};
   plane_layout& keys = layout.plane[0];
   keys = detail::dense_plane(g, shape, g.block_tokens, g.head_dim, element_bytes(g.element));
   if (g.planes == 2) {
     plane_layout& values = layout.plane[1];
-    values = shape.values == value_order::as_keys ? keys
-                                                  : detail::transposed_plane(g, shape, pages);
+    values =
+        shape.values == value_order::as_keys ? keys : detail::transposed_plane(g, shape, pages);
     if (shape.arrangement == kv_arrangement::one_tensor) {
       values.base = detail::checked_offset(pages, keys.page_stride, 0);
     } else if (shape.arrangement == kv_arrangement::interleaved) {

@@ -21,6 +21,7 @@
 #include "pulseinfer/hot_buffer.hpp"
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/page_table.hpp"
+#include "pulseinfer/pool_shape.hpp"
 #include "pulseinfer/residency.hpp"
 #include "pulseinfer/staging_pool.hpp"
 #include "pulseinfer/ticket.hpp"
