@@ -79,6 +79,19 @@ PULSEINFER_HD inline void copy_bytes(std::byte* to, const std::byte* from, std::
   }
 }
 
+/// Copies the strips of a page to or from a unit, on the CPU: what all its words amount to.
+template <class Copy>
+void each_strip(const block_layout& layout, std::int64_t page, Copy copy) {
+  for (std::int32_t p = 0; p < layout.planes; ++p) {
+    const plane_layout& plane = layout.plane[p];
+    const std::int64_t at = layout.page_offset(page, p);
+    for (std::int64_t i = 0; i < plane.strips; ++i) {
+      copy(p, at + i * plane.strip_stride, plane.unit_offset + i * plane.strip_bytes,
+           static_cast<std::size_t>(plane.strip_bytes));
+    }
+  }
+}
+
 }  // namespace detail
 
 /// Kernel body: word `word` of unit `unit` of a chunk goes to the page that the chunk names. A
@@ -96,6 +109,16 @@ struct scatter_units {
     detail::copy_bytes(pool.plane[at.plane] + at.in_pool,
                        units + unit * layout.unit_bytes() + at.in_unit, at.bytes);
   }
+  [[nodiscard]] std::int64_t words() const { return layout.unit_words(); }
+  void whole_block(std::int64_t unit) const {
+    if (pages[unit] < 0) return;
+    const std::byte* from = units + unit * layout.unit_bytes();
+    detail::each_strip(
+        layout, pages[unit],
+        [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
+          std::memcpy(pool.plane[p] + in_pool, from + in_unit, bytes);
+        });
+  }
 };
 static_assert(std::is_trivially_copyable_v<scatter_units>);
 
@@ -111,6 +134,15 @@ struct gather_units {
     const auto at = detail::locate_word(layout, pages[unit], word);
     detail::copy_bytes(units + unit * layout.unit_bytes() + at.in_unit,
                        pool.plane[at.plane] + at.in_pool, at.bytes);
+  }
+  [[nodiscard]] std::int64_t words() const { return layout.unit_words(); }
+  void whole_block(std::int64_t unit) const {
+    std::byte* to = units + unit * layout.unit_bytes();
+    detail::each_strip(
+        layout, pages[unit],
+        [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
+          std::memcpy(to + in_unit, pool.plane[p] + in_pool, bytes);
+        });
   }
 };
 static_assert(std::is_trivially_copyable_v<gather_units>);

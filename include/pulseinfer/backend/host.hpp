@@ -396,6 +396,12 @@ class host_backend {
     s.queue_->push([shape, op] {
       const std::int64_t blocks = detail::blocks_of(shape);
       for (std::int64_t block = 0; block < blocks; ++block) {
+        if constexpr (detail::has_whole_blocks<Op>) {
+          if (op.words() == shape.words) {
+            op.whole_block(block);
+            continue;
+          }
+        }
         for (std::int64_t word = 0; word < shape.words; ++word) op(block, word);
       }
     });

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -23,6 +24,13 @@ inline constexpr std::size_t max_kernel_bytes = 512;
 template <class Op>
 inline constexpr bool is_kernel_body = std::is_trivially_copyable_v<Op> &&
                                        sizeof(Op) <= max_kernel_bytes && alignof(Op) <= 16;
+
+/// A body may know a faster way to do all `words()` words of a block at once on a CPU. It does the same.
+template <class Op>
+inline constexpr bool has_whole_blocks = requires(const Op& op) {
+  { op.words() } -> std::same_as<std::int64_t>;
+  op.whole_block(std::int64_t{});
+};
 
 /// A row_group of one lane.
 struct single_lane {

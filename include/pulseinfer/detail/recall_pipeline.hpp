@@ -115,16 +115,12 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       this->backend_.enqueue_wait(s.ready, copy_);
       for (; s.next < s.order.size(); ++s.next) {
         const unit_move& unit = s.at(s.next);
-        for (std::int32_t p = 0; p < layout.planes; ++p) {
-          const plane_layout& plane = layout.plane[p];
-          std::byte* to = planes.plane[p] + layout.page_offset(unit.page, p);
-          const std::byte* from = unit.source + plane.unit_offset;
-          for (std::int64_t i = 0; i < plane.strips; ++i) {
-            this->backend_.copy_async(to + i * plane.strip_stride, from + i * plane.strip_bytes,
-                                      static_cast<std::size_t>(plane.strip_bytes),
-                                      copy_direction::host_to_device, copy_);
-          }
-        }
+        each_strip(
+            layout, unit.page,
+            [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
+              this->backend_.copy_async(planes.plane[p] + in_pool, unit.source + in_unit, bytes,
+                                        copy_direction::host_to_device, copy_);
+            });
       }
     }
     this->conclude(s);
