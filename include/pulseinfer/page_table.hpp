@@ -42,9 +42,9 @@ struct ragged_table {
 
   [[nodiscard]] PULSEINFER_HD std::int64_t page(std::int64_t request, std::int64_t block) const {
     if (request < 0 || request >= requests || block < 0) return -1;
-    const std::int64_t at = indptr[request] + block;
-    if (at >= indptr[request + 1]) return -1;
-    return indices[at] < 0 ? -1 : indices[at];
+    if (block >= std::int64_t{indptr[request + 1]} - indptr[request]) return -1;
+    const std::int32_t page = indices[indptr[request] + block];
+    return page < 0 ? -1 : page;
   }
 };
 static_assert(page_table<ragged_table>);
@@ -60,10 +60,9 @@ struct slot_table {
   std::int32_t page_tokens = 1;
 
   [[nodiscard]] PULSEINFER_HD std::int64_t page(std::int64_t request, std::int64_t block) const {
-    if (request < 0 || request >= requests || block < 0) return -1;
-    const std::int64_t token = block * page_tokens;
-    if (token >= max_tokens) return -1;
-    const std::int32_t slot = slots[request * max_tokens + token];
+    if (request < 0 || request >= requests || block < 0 || max_tokens < 1) return -1;
+    if (block > (max_tokens - 1) / page_tokens) return -1;
+    const std::int32_t slot = slots[request * max_tokens + block * page_tokens];
     return slot < 0 ? -1 : slot / page_tokens;
   }
 };
@@ -77,7 +76,7 @@ struct grouped_table {
   std::int32_t head_groups = 1;
 
   [[nodiscard]] PULSEINFER_HD std::int64_t page(std::int64_t row, std::int64_t block) const {
-    const std::int64_t page = table.page(row / head_groups, block);
+    const std::int64_t page = row < 0 ? -1 : table.page(row / head_groups, block);
     return page < 0 ? -1 : page * head_groups + row % head_groups;
   }
 };
