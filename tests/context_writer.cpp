@@ -40,6 +40,11 @@ struct scene {
     device_entries.upload(entries, r.stream);
   }
 
+  /// Digests that are under way read the table.
+  ~scene() { r.machine.sync(r.stream); }
+  scene(const scene&) = delete;
+  scene& operator=(const scene&) = delete;
+
   /// The engine writes block `block` of a request, on its stream.
   void write(std::int32_t layer, std::int32_t request, std::int32_t block) {
     const std::int64_t page = 20 * request + block;

@@ -51,11 +51,11 @@ class unit_list {
             pulseinfer::copy_direction direction, backend::stream_ref stream) {
     const auto& layout = r.pages.pool().layout();
     for (int plane = 0; plane < 2; ++plane) {
-      void* const here = at(i) + plane * layout.strip_bytes;
+      void* const here = at(i) + plane * layout.plane[0].strip_bytes;
       void* const there = r.pages.pool().layer(layer).plane[plane] + layout.page_offset(page);
       const bool out = direction == pulseinfer::copy_direction::device_to_host;
       machine_.copy_async(out ? here : there, out ? there : here,
-                          static_cast<std::size_t>(layout.strip_bytes), direction, stream);
+                          static_cast<std::size_t>(layout.plane[0].strip_bytes), direction, stream);
     }
   }
 
