@@ -14,6 +14,9 @@
 
 namespace demo {
 
+/// Of tokens that are not there. (numeric_limits cannot be asked on a device.)
+inline constexpr float lowest_logit = -__builtin_huge_valf();
+
 /// Kernel body: entry `i` of the list of pages that row `row` attends to: sinks, chosen blocks,
 /// recent window and the block being filled, in this order.
 struct list_pages {
@@ -78,7 +81,7 @@ struct attention_logits {
     const std::int64_t head = list % v.query_heads;
     const std::int64_t entry = row * v.width + i / v.block_tokens;
     const std::int64_t token = i % v.block_tokens;
-    float logit = -std::numeric_limits<float>::infinity();
+    float logit = lowest_logit;
     if (token < v.lengths[entry]) {
       logit = 0.0f;
       for (std::int32_t c = 0; c < v.head_dim; ++c) {
@@ -98,7 +101,7 @@ struct attention_softmax {
     if (group.rank() != 0) return;
     float* weights = v.weights + list * v.width * v.block_tokens;
     const std::int64_t n = v.width * v.block_tokens;
-    float most = -std::numeric_limits<float>::infinity();
+    float most = lowest_logit;
     for (std::int64_t i = 0; i < n; ++i) most = weights[i] > most ? weights[i] : most;
     float total = 0.0f;
     for (std::int64_t i = 0; i < n; ++i) {

@@ -112,6 +112,20 @@ struct digest_options {
   std::int64_t tiles = 0;          ///< of 64 blocks, shared by all requests; 0: enough for all
 };
 
+namespace detail {
+
+/// Kernel body. (Not a private member: nvcc launches no kernel over one.)
+struct fill_table {
+  std::int32_t* table;
+  std::int64_t stride;
+  std::int32_t value;
+  PULSEINFER_HD void operator()(std::int64_t row, std::int64_t i) const {
+    table[row * stride + i] = value;
+  }
+};
+
+}  // namespace detail
+
 /// The digests of all requests and layers of a pool.
 ///
 /// @par Threads  one
@@ -135,7 +149,7 @@ class digest_store {
       free_.push_back(static_cast<std::int32_t>(i - 1));
     }
     backend_.for_each({options_.max_requests, tiles_per_request()}, {}, table_.bytes(),
-                      fill_table{table_.data(), tiles_per_request(), -1}, setup_);
+                      detail::fill_table{table_.data(), tiles_per_request(), -1}, setup_);
     backend_.sync(setup_);
   }
 
@@ -174,7 +188,8 @@ class digest_store {
       const auto at = static_cast<std::int64_t>(held.size());
       backend_.for_each(
           {1, 1}, {}, sizeof(std::int32_t),
-          fill_table{table_.data() + request * tiles_per_request() + at, 1, free_.back()}, stream);
+          detail::fill_table{table_.data() + request * tiles_per_request() + at, 1, free_.back()},
+          stream);
       held.push_back(free_.back());
       free_.pop_back();
     }
@@ -218,21 +233,13 @@ class digest_store {
     auto& held = held_of(request);
     backend_.for_each(
         {1, tiles_per_request()}, {}, held.size() * sizeof(std::int32_t),
-        fill_table{table_.data() + request * tiles_per_request(), tiles_per_request(), -1}, stream);
+        detail::fill_table{table_.data() + request * tiles_per_request(), tiles_per_request(), -1},
+        stream);
     free_.insert(free_.end(), held.rbegin(), held.rend());
     held.clear();
   }
 
  private:
-  struct fill_table {
-    std::int32_t* table;
-    std::int64_t stride;
-    std::int32_t value;
-    PULSEINFER_HD void operator()(std::int64_t row, std::int64_t i) const {
-      table[row * stride + i] = value;
-    }
-  };
-
   static digest_options checked_options(digest_options options) {
     detail::expects(options.max_requests >= 1 && options.max_requests <= max_extent,
                     "digest_store: max_requests is ", options.max_requests, ", expected 1 to ",

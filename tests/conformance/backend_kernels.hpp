@@ -16,6 +16,7 @@
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/detail/random.hpp"
 #include "support/device_array.hpp"
+#include "support/hold.hpp"
 
 namespace conformance {
 
@@ -82,6 +83,19 @@ void a_kernel_reads_its_block_count_on_the_device(Backend& backend) {
     check_visits(backend, 7, 9, count.data(), {.max_ctas = 1}, expected, stream);
   }
   check_visits(backend, 0, 9, count.data(), {}, 0, stream);
+
+  const test::pinned_array<std::int32_t, Backend> next(backend, 1);
+  next[0] = 5;
+  test::device_array<std::int32_t, Backend> visits(backend, std::vector<std::int32_t>(64), stream);
+  count.upload({2}, stream);
+  test::hold<Backend> held(backend, stream);
+  backend.copy_async(count.data(), next.data(), next.bytes(),
+                     pulseinfer::copy_direction::host_to_device, stream);
+  backend.for_each({7, 9, count.data()}, {}, 0, count_visits{visits.data(), 7, 9}, stream);
+  held.release();
+  std::vector<std::int32_t> expected(64);
+  std::fill_n(expected.begin(), 5 * 9, 1);
+  CHECK((visits.download(stream) == expected));
 }
 
 /// Per row of `columns` integers: sum, least, the odd values in order (by scan) and how many, and

@@ -31,7 +31,7 @@ using pulseinfer::copy_direction;
 using pulseinfer::event_state;
 using pulseinfer::stream_priority;
 
-/// out[i] = in[i] * factor + addend, over blocks of `words`.
+/// out[i] = in[i] * factor + addend, modulo 2^32, over blocks of `words`.
 struct multiply_add {
   const std::int32_t* in;
   std::int32_t* out;
@@ -40,7 +40,9 @@ struct multiply_add {
   std::int32_t addend;
   PULSEINFER_HD void operator()(std::int64_t block, std::int64_t word) const {
     const std::int64_t i = block * words + word;
-    out[i] = in[i] * factor + addend;
+    out[i] = static_cast<std::int32_t>(static_cast<std::uint32_t>(in[i]) *
+                                           static_cast<std::uint32_t>(factor) +
+                                       static_cast<std::uint32_t>(addend));
   }
 };
 

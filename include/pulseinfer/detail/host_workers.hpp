@@ -40,7 +40,9 @@ class backoff {
 /// workers. Handing over a task allocates nothing once the list has grown to the number of tasks in
 /// flight.
 ///
-/// @tparam Event  the backend's event; `Poll` is `event_state(const Event&) noexcept`
+/// @tparam Event  the backend's event
+/// @tparam Poll   `event_state(const Event&) noexcept`; where it has `enter_thread()`, each worker
+///                calls that once, before anything else
 /// @par Threads   any thread may hand over tasks, tasks included
 template <class Event, class Poll>
 class host_workers {
@@ -100,6 +102,7 @@ class host_workers {
   }
 
   void run() {
+    if constexpr (requires { poll_.enter_thread(); }) poll_.enter_thread();
     backoff idle;
     std::unique_lock lock(mutex_);
     for (;;) {
