@@ -127,15 +127,13 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   }
 
   void concluded(state& s, bool known) noexcept {
+    if (!known) return end(s, false);
     try {
-      if (known) {
-        this->template run<&recall_pipeline::arrived>(s, &s.pages_usable, 0);
-        return;
-      }
+      this->template run<&recall_pipeline::arrived>(s, &s.pages_usable, 0);
     } catch (...) {
       this->set_error(s, std::current_exception());
+      end(s, this->watch(s.pages_usable));
     }
-    end(s, false);
   }
 
   void arrived(state& s) { end(s, this->backend_.poll(s.pages_usable) == event_state::done); }

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -309,6 +310,15 @@ class transfer_pipeline {
       set_error(s, std::current_exception());
       return false;
     }
+  }
+
+  /// Waits on the worker itself, which may poll but not sync; true if the event is done in the end.
+  /// For the rare case that no host task can be had: a transfer that ended before its work would
+  /// have the engine use pages that are still written.
+  [[nodiscard]] bool watch(const typename Backend::event& e) noexcept {
+    event_state seen = backend_.poll(e);
+    for (; seen == event_state::pending; seen = backend_.poll(e)) std::this_thread::yield();
+    return seen == event_state::done;
   }
 
   /// Units that are not enqueued will not be: their status says why, and their slots are free.
