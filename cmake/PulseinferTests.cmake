@@ -15,6 +15,7 @@
 function(pulseinfer_own_target target)
   target_compile_options(${target} PRIVATE
     $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wpedantic;-Wconversion;-Wshadow>
+    $<$<COMPILE_LANG_AND_ID:CXX,Clang>:-Wno-sign-conversion>  # g++'s -Wconversion has none either
     $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>)
   if(PULSEINFER_WARNINGS_AS_ERRORS)
     target_compile_options(${target} PRIVATE

@@ -37,6 +37,7 @@ class buffer {
     }
   }
   buffer(buffer&& other) noexcept
+      // NOLINTNEXTLINE(performance-move-constructor-init): the moved-from buffer keeps its backend
       : backend_(other.backend_),
         data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)) {}

@@ -31,7 +31,7 @@ struct kv_geometry {
   [[nodiscard]] constexpr std::int64_t token_bytes() const { return kv_heads * head_bytes(); }
   /// Bytes of a unit: keys and values of one block of one layer.
   [[nodiscard]] constexpr std::int64_t unit_bytes() const {
-    return 2 * block_tokens * token_bytes();
+    return std::int64_t{2} * block_tokens * token_bytes();
   }
   /// Blocks that `tokens` tokens fill or begin.
   [[nodiscard]] constexpr std::int64_t blocks_of(std::int64_t tokens) const {

@@ -261,8 +261,8 @@ class transfer_pipeline {
   }
 
   /// Something threw in a host task. What was enqueued goes on; the rest is given up.
-  void fail(state& s, std::exception_ptr error) noexcept {
-    set_error(s, std::move(error));
+  void fail(state& s, const std::exception_ptr& error) noexcept {
+    set_error(s, error);
     // Work of the chunk may be in its streams. It stays ahead of the next user's work there, and
     // what it moves belongs to units that have failed.
     if (s.current != nullptr) staging_.release(*std::exchange(s.current, nullptr));
@@ -298,8 +298,8 @@ class transfer_pipeline {
     }
   }
 
-  static void set_error(state& s, std::exception_ptr error) noexcept {
-    if (!s.error) s.error = std::move(error);
+  static void set_error(state& s, const std::exception_ptr& error) noexcept {
+    if (!s.error) s.error = error;
   }
 
   /// The last access to the state: behind it the state may serve another transfer.
