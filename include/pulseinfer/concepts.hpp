@@ -15,6 +15,8 @@
 #include <span>
 #include <type_traits>
 
+#include "pulseinfer/config.hpp"
+
 namespace pulseinfer {
 
 /// Which way a copy goes. Every copy names it; nothing guesses from addresses.

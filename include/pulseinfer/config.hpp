@@ -3,6 +3,11 @@
 /// What differs between compilers, and nothing else.
 #pragma once
 
+// (MSVC keeps __cplusplus at 199711; it is not among the compilers that we know.)
+#if __cplusplus < 202002L
+#error "pulseinfer is C++20: compile with -std=c++20 (CMake: CXX_STANDARD 20, CUDA_STANDARD 20)"
+#endif
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>

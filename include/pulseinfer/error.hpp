@@ -19,6 +19,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "pulseinfer/config.hpp"
+
 namespace pulseinfer {
 
 /// A device, a driver or a runtime refused or failed a call.

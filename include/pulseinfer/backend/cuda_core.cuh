@@ -301,7 +301,10 @@ class cuda_backend {
       cudaDeviceProp properties{};
       detail::check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
       name = properties.name;
-      processors = properties.multiProcessorCount;
+      // Of cudaDeviceProp only what no attribute has: CUDA 13 took fields out of it.
+      detail::check_cuda(
+          cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
+          "cudaDeviceGetAttribute");
       detail::check_cuda(cudaDeviceGetStreamPriorityRange(&normal_priority, &high_priority),
                          "cudaDeviceGetStreamPriorityRange");
     }

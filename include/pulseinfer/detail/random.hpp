@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "pulseinfer/config.hpp"
+
 namespace pulseinfer::detail {
 
 /// A Weyl sequence through a 64-bit mixing function (splitmix64). The standard engines would do,
