@@ -28,7 +28,7 @@ header() { # COMPILER FILE
 
 # What a test or an example may do and the library may not: end by an exception, be slow where nobody
 # waits, read the environment, write 128 * 1024 where a std::size_t is wanted.
-programs=-bugprone-exception-escape,-performance-inefficient-*,-concurrency-mt-unsafe
+programs='-bugprone-exception-escape,-performance-inefficient-*,-concurrency-mt-unsafe'
 programs=$programs,-bugprone-implicit-widening-of-multiplication-result
 
 tidy() { # UNIT CHECKS FLAGS...
