@@ -91,11 +91,16 @@ class block_store {
   class lease {
    public:
     lease() = default;
-    lease(lease&& other) noexcept { *this = std::move(other); }
+    lease(lease&& other) noexcept
+        : store_(std::exchange(other.store_, nullptr)),
+          sequence_(other.sequence_),
+          table_(other.table_) {}
     lease& operator=(lease&& other) noexcept {
-      std::swap(store_, other.store_);
-      std::swap(sequence_, other.sequence_);
-      std::swap(table_, other.table_);
+      if (this == &other) return *this;
+      release();
+      store_ = std::exchange(other.store_, nullptr);
+      sequence_ = other.sequence_;
+      table_ = other.table_;
       return *this;
     }
     ~lease() { release(); }
@@ -358,8 +363,13 @@ class block_store {
 
   /// Frees the last block of the victim, of the highest layer that has it.
   [[nodiscard]] bool evict_one(std::int32_t writer) {
-    const std::int32_t victim = policy_.victim();
-    if (victim < 0 || victim == writer) return false;
+    std::int32_t victim = policy_.victim();
+    if (victim == writer) {  // steps aside for the others, and is the most recent anyway
+      leave_policy(writer);
+      victim = policy_.victim();
+      enter_policy(writer);
+    }
+    if (victim < 0) return false;
     std::int32_t layer = 0;
     for (std::int32_t l = 0; l < geometry_.layers; ++l) {
       if (settled_tail(victim, l) >= tail(victim, layer)) layer = l;

@@ -126,15 +126,15 @@ struct probe_row_kernel {
 /// reach it. Sizes of zero give null. `allocate_*` throw `out_of_memory`; `deallocate_*` take what
 /// was allocated, with its size.
 template <class B>
-concept has_memory = requires(B b, void* p, std::size_t n, int* pinned) {
+concept has_memory = requires(B b, const B c, void* p, std::size_t n, int* pinned) {
   { b.allocate_device(n) } -> std::same_as<void*>;
   { b.deallocate_device(p, n) }
   noexcept;
   { b.allocate_pinned(n) } -> std::same_as<void*>;
   { b.deallocate_pinned(p, n) }
   noexcept;
-  { b.device_pointer(pinned) } -> std::same_as<int*>;
-  { b.limits() } -> std::same_as<memory_limits>;
+  { c.device_pointer(pinned) } -> std::same_as<int*>;
+  { c.limits() } -> std::same_as<memory_limits>;
 };
 
 /// Job 2: streams and events. `stream` and `event` own; `stream_ref` borrows, also from the engine.

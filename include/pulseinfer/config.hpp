@@ -45,15 +45,20 @@ PULSEINFER_HD inline float float_of(std::uint32_t bits) {
 /// Scores are sums of products. Where a compiler may fuse the two into one instruction, the sum
 /// differs in its last bit between machines, two blocks change places, and selections stop being
 /// equal. Each compiler has its own way to be told so; none of them costs anything on a machine
-/// without fused instructions.
+/// without fused instructions. What no source can stop is clang's plain -ffp-contract=fast, which
+/// -ffast-math implies: compile with -ffp-contract=fast-honor-pragmas there, or with neither.
 PULSEINFER_HD inline float product(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);
 #elif defined(__clang__)
 #pragma clang fp contract(off)
   return a * b;
-#elif defined(__GNUC__) && __GNUC__ >= 12 && !defined(__CUDACC__)  // nvcc's front end lacks it
-  return __builtin_assoc_barrier(a * b);
+#elif defined(__FP_FAST_FMAF)
+  // A fused instruction whose addend changes nothing, not even the sign of a zero: no sum can be
+  // fused into it any more. (g++ has a barrier for this, which its vectoriser drops.)
+  return __builtin_fmaf(a, b, -0.0f);
+#elif defined(__GNUC__)
+  return a * b;  // the machine has no fused instruction
 #else
   volatile float rounded = a * b;
   return rounded;

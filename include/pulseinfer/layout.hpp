@@ -90,9 +90,10 @@ class kv_pool {
   kv_pool(const kv_geometry& geometry, const block_layout& layout, std::vector<layer_planes> planes)
       : geometry_(checked(geometry)), layout_(layout), planes_(std::move(planes)) {
     detail::expects(layout.pages >= 1, "kv_pool: pages is ", layout.pages, ", expected at least 1");
-    detail::expects(layout.unit_bytes() == geometry_.unit_bytes(), "kv_pool: a page holds ",
-                    layout.unit_bytes(), " bytes, the geometry's unit has ",
-                    geometry_.unit_bytes());
+    const std::int64_t strip_bytes = geometry_.unit_bytes() / block_layout::strips;
+    detail::expects(layout.strip_bytes == strip_bytes, "kv_pool: strip_bytes is ",
+                    layout.strip_bytes, ", expected ", strip_bytes,
+                    ", which is half of the geometry's unit");
     detail::expects(layout.page_stride >= layout.strip_bytes, "kv_pool: page_stride is ",
                     layout.page_stride, ", expected at least strip_bytes, which is ",
                     layout.strip_bytes);

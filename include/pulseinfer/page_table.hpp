@@ -42,6 +42,8 @@ inline block_table checked_block_table(std::span<const std::int32_t> entries, st
                                        std::int64_t max_blocks, std::int64_t pool_pages) {
   detail::expects(
       requests >= 0 && max_blocks >= 0 &&
+          (max_blocks == 0 || static_cast<std::uint64_t>(requests) <=
+                                  entries.size() / static_cast<std::uint64_t>(max_blocks)) &&
           static_cast<std::uint64_t>(requests) * static_cast<std::uint64_t>(max_blocks) ==
               entries.size(),
       "block_table: ", entries.size(), " entries, expected ", requests, " requests x ", max_blocks,

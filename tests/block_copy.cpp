@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Units between pages and chunks: every byte lands where it should, and no other byte changes.
+#include "pulseinfer/block_copy.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "pulseinfer/concepts.hpp"
+#include "pulseinfer/detail/random.hpp"
+#include "pulseinfer/layout.hpp"
+#include "support/device_array.hpp"
+
+namespace {
+
+using pulseinfer::block_layout;
+using pulseinfer::stream_priority;
+
+using bytes = std::vector<std::byte>;
+using device_bytes = test::device_array<std::byte, test::backend>;
+using device_ids = test::device_array<std::int32_t, test::backend>;
+
+bytes random_bytes(std::int64_t size, std::uint64_t seed) {
+  pulseinfer::detail::random_source draw(seed);
+  bytes values(static_cast<std::size_t>(size));
+  for (std::byte& value : values) value = static_cast<std::byte>(draw.below(256));
+  return values;
+}
+
+/// One layer of a pool, on the device and as the host expects it.
+struct one_layer {
+  one_layer(const test::backend& backend, const block_layout& of, std::uint64_t seed,
+            test::backend::stream& stream)
+      : layout(of),
+        keys(random_bytes(of.plane_bytes(), seed)),
+        values(random_bytes(of.plane_bytes(), seed + 1)),
+        device_keys(backend, keys, stream),
+        device_values(backend, values, stream) {}
+
+  [[nodiscard]] pulseinfer::layer_planes planes() const {
+    return {{device_keys.data(), device_values.data()}};
+  }
+  /// The bytes of a unit: its strips, joined.
+  [[nodiscard]] bytes unit(std::int64_t page) const {
+    bytes joined;
+    for (const bytes* plane : {&keys, &values}) {
+      const auto begin = plane->begin() + layout.page_offset(page);
+      joined.insert(joined.end(), begin, begin + layout.strip_bytes);
+    }
+    return joined;
+  }
+  /// What a scatter of `unit` to `page` should make of the planes.
+  void expect(std::int64_t page, const std::byte* unit) {
+    std::copy_n(unit, layout.strip_bytes, keys.begin() + layout.page_offset(page));
+    std::copy_n(unit + layout.strip_bytes, layout.strip_bytes,
+                values.begin() + layout.page_offset(page));
+  }
+  void check(test::backend::stream& stream) {
+    CHECK((device_keys.download(stream) == keys));
+    CHECK((device_values.download(stream) == values));
+  }
+
+  block_layout layout;
+  bytes keys, values;
+  device_bytes device_keys, device_values;
+};
+
+/// Strips of one word, of an odd number of words, and of many; pages close together and apart.
+const std::vector<block_layout>& layouts() {
+  static const std::vector<block_layout> all = {
+      {.pages = 9, .page_stride = 16, .strip_bytes = 16},
+      {.pages = 9, .page_stride = 48, .strip_bytes = 16},
+      {.pages = 9, .page_stride = 112, .strip_bytes = 80},
+      {.pages = 9, .page_stride = 512, .strip_bytes = 512},
+  };
+  return all;
+}
+
+const std::vector<std::vector<std::int32_t>>& page_lists() {
+  static const std::vector<std::vector<std::int32_t>> all = {
+      {4}, {0, 8}, {7, 3, 5}, {8, 7, 6, 5, 4, 3, 2, 1, 0}};
+  return all;
+}
+
+/// Calls run(backend, layout, pages) for everything that there is.
+template <class Run>
+void each_shape(Run run) {
+  test::each_backend([&](test::backend backend) {
+    for (const block_layout& layout : layouts()) {
+      CAPTURE(layout.strip_bytes);
+      CAPTURE(layout.page_stride);
+      for (const std::vector<std::int32_t>& pages : page_lists()) {
+        CAPTURE(pages.size());
+        run(backend, layout, pages);
+      }
+    }
+  });
+}
+
+pulseinfer::launch_shape shape_of(const block_layout& layout, std::size_t units) {
+  return {static_cast<std::int64_t>(units), layout.unit_words()};
+}
+
+}  // namespace
+
+TEST_CASE("block copy: gathered units are the pages' strips, joined") {
+  each_shape([](test::backend& backend, const block_layout& layout,
+                const std::vector<std::int32_t>& pages) {
+    auto stream = backend.make_stream(stream_priority::high);
+    one_layer pool(backend, layout, 1, stream);
+    device_ids ids(backend, pages, stream);
+    // One unit more than is gathered: it stays as it is.
+    const auto units = static_cast<std::int64_t>(pages.size());
+    bytes expected = random_bytes((units + 1) * layout.unit_bytes(), 3);
+    device_bytes chunk(backend, expected, stream);
+    backend.for_each(shape_of(layout, pages.size()), {}, 0,
+                     pulseinfer::gather_units{layout, pool.planes(), ids.data(), chunk.data()},
+                     stream);
+    for (std::size_t i = 0; i < pages.size(); ++i) {
+      const bytes unit = pool.unit(pages[i]);
+      std::copy(unit.begin(), unit.end(),
+                expected.begin() + static_cast<std::int64_t>(i) * layout.unit_bytes());
+    }
+    CHECK((chunk.download(stream) == expected));
+    pool.check(stream);
+  });
+}
+
+TEST_CASE("block copy: scattered units fill their pages and leave the neighbours") {
+  each_shape([](test::backend& backend, const block_layout& layout,
+                const std::vector<std::int32_t>& pages) {
+    auto stream = backend.make_stream(stream_priority::high);
+    one_layer pool(backend, layout, 5, stream);
+    device_ids ids(backend, pages, stream);
+    const auto units = static_cast<std::int64_t>(pages.size());
+    const bytes source = random_bytes(units * layout.unit_bytes(), 7);
+    device_bytes chunk(backend, source, stream);
+    backend.for_each(shape_of(layout, pages.size()), {.max_ctas = 2}, 0,
+                     pulseinfer::scatter_units{layout, pool.planes(), ids.data(), chunk.data()},
+                     stream);
+    for (std::size_t i = 0; i < pages.size(); ++i) {
+      pool.expect(pages[i], source.data() + static_cast<std::int64_t>(i) * layout.unit_bytes());
+    }
+    pool.check(stream);
+    CHECK((chunk.download(stream) == source));
+  });
+}
+
+TEST_CASE("block copy: a unit whose page is negative goes nowhere") {
+  test::each_backend([](test::backend backend) {
+    const block_layout& layout = layouts()[2];
+    auto stream = backend.make_stream(stream_priority::high);
+    one_layer pool(backend, layout, 9, stream);
+    const std::vector<std::int32_t> pages = {-1, 6, -2'000'000'000, 0, -1};
+    device_ids ids(backend, pages, stream);
+    const bytes source = random_bytes(5 * layout.unit_bytes(), 11);
+    const device_bytes chunk(backend, source, stream);
+    backend.for_each(shape_of(layout, 5), {}, 0,
+                     pulseinfer::scatter_units{layout, pool.planes(), ids.data(), chunk.data()},
+                     stream);
+    pool.expect(6, source.data() + layout.unit_bytes());
+    pool.expect(0, source.data() + 3 * layout.unit_bytes());
+    pool.check(stream);
+  });
+}
+
+TEST_CASE("block copy: the count of units may be known to the device alone") {
+  test::each_backend([](test::backend backend) {
+    const block_layout& layout = layouts()[2];
+    auto stream = backend.make_stream(stream_priority::high);
+    one_layer pool(backend, layout, 13, stream);
+    const device_ids ids(backend, {3, 1, 8}, stream);
+    const device_ids count(backend, {2}, stream);
+    const bytes source = random_bytes(3 * layout.unit_bytes(), 15);
+    const device_bytes chunk(backend, source, stream);
+    backend.for_each({3, layout.unit_words(), count.data()}, {}, 0,
+                     pulseinfer::scatter_units{layout, pool.planes(), ids.data(), chunk.data()},
+                     stream);
+    pool.expect(3, source.data());
+    pool.expect(1, source.data() + layout.unit_bytes());
+    pool.check(stream);
+  });
+}
+
+TEST_CASE("block copy: offload and recall give the same bytes back in other pages") {
+  test::each_backend([](test::backend backend) {
+    const block_layout& here = layouts()[1];
+    block_layout there = here;  // the store's units do not depend on the strides of a pool
+    there.page_stride = 16;
+    auto stream = backend.make_stream(stream_priority::high);
+    one_layer from(backend, here, 17, stream), to(backend, there, 19, stream);
+    const device_ids sources(backend, {2, 7, 5}, stream), targets(backend, {0, 5, 8}, stream);
+    const device_bytes chunk(backend, static_cast<std::size_t>(3 * here.unit_bytes()));
+    backend.for_each(shape_of(here, 3), {}, 0,
+                     pulseinfer::gather_units{here, from.planes(), sources.data(), chunk.data()},
+                     stream);
+    backend.for_each(shape_of(there, 3), {}, 0,
+                     pulseinfer::scatter_units{there, to.planes(), targets.data(), chunk.data()},
+                     stream);
+    to.expect(0, from.unit(2).data());
+    to.expect(5, from.unit(7).data());
+    to.expect(8, from.unit(5).data());
+    to.check(stream);
+  });
+}
+
+/// No memory is touched: positions are arithmetic, and far pages are beyond 32 bits.
+TEST_CASE("fault 51: a word of a far page is found beyond 32 bits") {
+  const block_layout layout{.pages = 3'000, .page_stride = 1'039'680, .strip_bytes = 1'039'680};
+  const auto first = pulseinfer::detail::locate_word(layout, 2'066, 0);
+  CHECK(first.plane == 0);
+  CHECK(first.offset == 2'147'978'880);
+  const std::int64_t strip_words = layout.strip_bytes / 16;
+  const auto last = pulseinfer::detail::locate_word(layout, 2'066, strip_words - 1);
+  CHECK(last.plane == 0);
+  CHECK(last.offset == 2'147'978'880 + 1'039'664);
+  const auto other_plane = pulseinfer::detail::locate_word(layout, 2'066, strip_words);
+  CHECK(other_plane.plane == 1);
+  CHECK(other_plane.offset == 2'147'978'880);
+  CHECK(pulseinfer::detail::locate_word(layout, 2'066, 2 * strip_words - 1).offset == last.offset);
+}
+
+TEST_CASE("block copy: the CPU joins units, a null leaves a gap") {
+  const bytes a = random_bytes(48, 1), c = random_bytes(48, 2);
+  bytes chunk = random_bytes(4 * 48, 3);
+  bytes expected = chunk;
+  std::copy(a.begin(), a.end(), expected.begin());
+  std::copy(c.begin(), c.end(), expected.begin() + 2 * 48);
+  const std::byte* const sources[] = {a.data(), nullptr, c.data()};
+  pulseinfer::gather_into(chunk.data(), sources, 48);
+  CHECK((chunk == expected));
+  pulseinfer::gather_into(chunk.data(), {}, 48);
+  pulseinfer::gather_into(nullptr, {}, 48);
+  CHECK((chunk == expected));
+}
+
+TEST_CASE("block copy: the CPU deals units out, a null is passed over") {
+  const bytes chunk = random_bytes(3 * 48, 5);
+  bytes a(50, std::byte{1}), c(50, std::byte{2});
+  std::byte* const destinations[] = {a.data() + 1, nullptr, c.data() + 1};
+  pulseinfer::scatter_from(chunk.data(), destinations, 48);
+  CHECK(std::equal(chunk.begin(), chunk.begin() + 48, a.begin() + 1));
+  CHECK(std::equal(chunk.begin() + 96, chunk.end(), c.begin() + 1));
+  CHECK((a.front() == std::byte{1} && a.back() == std::byte{1}));
+  CHECK((c.front() == std::byte{2} && c.back() == std::byte{2}));
+  pulseinfer::scatter_from(nullptr, {}, 48);
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Conversions of elements against slow ones that follow the definition.
+#include "pulseinfer/element.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "pulseinfer/detail/random.hpp"
+
+namespace {
+
+using pulseinfer::element_type;
+using pulseinfer::f16_from_float;
+using pulseinfer::float_from_bf16;
+using pulseinfer::float_from_f16;
+using pulseinfer::detail::bits_of;
+using pulseinfer::detail::float_of;
+
+constexpr float inf = std::numeric_limits<float>::infinity();
+constexpr std::uint16_t f16_inf = 0x7c00;
+constexpr std::uint16_t f16_sign = 0x8000;
+
+/// The value of a finite, positive half by IEEE 754's formula. The code of infinity gives 2^16, the
+/// value that rounding takes it for.
+double value_of_f16(std::uint16_t half) {
+  const int exponent = half >> 10;
+  const int fraction = half & 0x3ff;
+  return exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+}
+
+std::vector<double> all_f16_values() {
+  std::vector<double> values;
+  for (std::uint32_t half = 0; half <= f16_inf; ++half) {
+    values.push_back(value_of_f16(static_cast<std::uint16_t>(half)));
+  }
+  return values;
+}
+
+/// The nearest half by search: doubles hold halves, floats and the distances between them exactly.
+std::uint16_t slow_f16_from_float(const std::vector<double>& values, float value) {
+  const auto sign = static_cast<std::uint16_t>(std::signbit(value) ? f16_sign : 0);
+  const double magnitude = std::fabs(static_cast<double>(value));
+  if (magnitude >= values.back()) return sign | f16_inf;
+  const auto above = std::upper_bound(values.begin(), values.end(), magnitude);
+  const auto below = above - 1;
+  const auto code = static_cast<std::uint16_t>(below - values.begin());
+  const double to_below = magnitude - *below;
+  const double to_above = *above - magnitude;
+  const bool up = to_above < to_below || (to_above == to_below && code % 2 == 1);
+  return static_cast<std::uint16_t>(sign | (code + (up ? 1 : 0)));
+}
+
+/// Counts what differs, so that a fault prints one line and not a hundred thousand.
+struct comparison {
+  std::int64_t wrong = 0;
+  float example = 0;
+  void add(const std::vector<double>& values, float value) {
+    if (f16_from_float(value) != slow_f16_from_float(values, value)) {
+      ++wrong;
+      example = value;
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("element: every half becomes the float that IEEE 754 says, and the same half again") {
+  std::int64_t wrong_values = 0;
+  std::int64_t wrong_ways_back = 0;
+  for (std::uint32_t magnitude = 0; magnitude <= 0x7fff; ++magnitude) {
+    for (const std::uint32_t sign : {0u, 0x8000u}) {
+      const auto half = static_cast<std::uint16_t>(sign | magnitude);
+      const float value = float_from_f16(half);
+      if (std::signbit(value) != (sign != 0)) ++wrong_values;
+      if (magnitude > f16_inf) {
+        // Which NaN it is need not survive; that it is one, and its sign, must.
+        const std::uint16_t back = f16_from_float(value);
+        if (!std::isnan(value)) ++wrong_values;
+        if ((back & 0x7fff) <= f16_inf || (back & f16_sign) != sign) ++wrong_ways_back;
+        continue;
+      }
+      const float expected =
+          magnitude == f16_inf ? inf : static_cast<float>(value_of_f16(half & 0x7fff));
+      if (std::fabs(value) != expected) ++wrong_values;
+      if (f16_from_float(value) != half) ++wrong_ways_back;
+    }
+  }
+  CHECK(wrong_values == 0);
+  CHECK(wrong_ways_back == 0);
+}
+
+TEST_CASE("element: a float becomes the nearest half, ties go to even") {
+  const std::vector<double> values = all_f16_values();
+  comparison found;
+  for (std::size_t code = 0; code < f16_inf; ++code) {
+    const auto exact = static_cast<float>(values[code]);
+    const auto tie = static_cast<float>((values[code] + values[code + 1]) / 2);
+    for (const float near : {exact, tie}) {
+      for (const float value : {near, std::nextafter(near, inf), std::nextafter(near, 0.0f)}) {
+        found.add(values, value);
+        found.add(values, -value);
+      }
+    }
+  }
+  CAPTURE(found.example);
+  CHECK(found.wrong == 0);
+}
+
+TEST_CASE("element: random floats become the nearest half") {
+  const std::vector<double> values = all_f16_values();
+  pulseinfer::detail::random_source draw(11);
+  comparison found;
+  for (int i = 0; i < 100'000; ++i) {
+    const float any = float_of(static_cast<std::uint32_t>(draw.next()));
+    if (!std::isnan(any)) found.add(values, any);
+    // Most floats are far outside the range of halves: others are drawn from within.
+    const auto exponent = static_cast<std::uint32_t>(100 + draw.below(45));
+    found.add(values, float_of(exponent << 23 | static_cast<std::uint32_t>(draw.below(1 << 23))));
+  }
+  CAPTURE(found.example);
+  CHECK(found.wrong == 0);
+}
+
+TEST_CASE("element: what is too large becomes infinity, what is too small becomes zero") {
+  using limits = std::numeric_limits<float>;
+  const float first_too_large = 65520.0f;  // half way from the largest half to 2^16
+  CHECK(f16_from_float(std::nextafter(first_too_large, 0.0f)) == 0x7bff);
+  for (const float value : {first_too_large, 65536.0f, limits::max(), inf}) {
+    CHECK(f16_from_float(value) == f16_inf);
+    CHECK(f16_from_float(-value) == (f16_inf | f16_sign));
+  }
+  const float last_too_small = 0x1p-25f;  // half way to the least half: zero is even
+  CHECK(f16_from_float(std::nextafter(last_too_small, 1.0f)) == 1);
+  for (const float value : {last_too_small, limits::min(), limits::denorm_min(), 0.0f}) {
+    CHECK(f16_from_float(value) == 0);
+    CHECK(f16_from_float(-value) == f16_sign);
+  }
+}
+
+TEST_CASE("element: NaN of any kind stays NaN") {
+  for (const std::uint32_t bits : {0x7fc00000u, 0x7f800001u, 0x7fffffffu}) {
+    for (const std::uint32_t sign : {0u, 0x80000000u}) {
+      const std::uint16_t half = f16_from_float(float_of(sign | bits));
+      CHECK((half & 0x7fff) > f16_inf);
+      CHECK((half & f16_sign) == (sign >> 16));
+    }
+  }
+}
+
+TEST_CASE("element: a bfloat16 is the upper half of a float") {
+  CHECK(float_from_bf16(0x3f80) == 1.0f);
+  CHECK(float_from_bf16(0xc049) == -3.140625f);
+  CHECK(float_from_bf16(0x0001) == 0x1p-133f);
+  CHECK(float_from_bf16(0xff80) == -inf);
+  CHECK(std::isnan(float_from_bf16(0x7fc0)));
+  std::int64_t wrong = 0;
+  for (std::uint32_t bits = 0; bits <= 0xffff; ++bits) {
+    if (bits_of(float_from_bf16(static_cast<std::uint16_t>(bits))) != bits << 16) ++wrong;
+  }
+  CHECK(wrong == 0);
+}
+
+TEST_CASE("element: an element is read at its type's size") {
+  const std::vector<float> f32 = {1.0f, -2.5f, 3.0f};
+  const std::vector<std::uint16_t> f16 = {0x3c00, 0xc100, 0x4200};
+  const std::vector<std::uint16_t> bf16 = {0x3f80, 0xc020, 0x4040};
+  for (std::size_t i = 0; i < f32.size(); ++i) {
+    const auto index = static_cast<std::int64_t>(i);
+    CHECK(pulseinfer::load_element(f32.data(), index, element_type::f32) == f32[i]);
+    CHECK(pulseinfer::load_element(f16.data(), index, element_type::f16) == f32[i]);
+    CHECK(pulseinfer::load_element(bf16.data(), index, element_type::bf16) == f32[i]);
+  }
+}
+
+static_assert(pulseinfer::element_bytes(element_type::f32) == 4);
+static_assert(pulseinfer::element_bytes(element_type::f16) == 2);
+static_assert(pulseinfer::element_bytes(element_type::bf16) == 2);
+static_assert(pulseinfer::element_bytes(static_cast<element_type>(77)) == 0);
