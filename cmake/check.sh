@@ -19,8 +19,7 @@ export CXX CLANGXX NVCC JOBS TIDY
 
 # --- One job: `check.sh --job KIND FILE` is quiet when all is well ---------------------------------
 
-# The header as the only thing in a translation unit. An inline namespace whose macro its includes do
-# not define would be a namespace of that name.
+# The header as the only thing in a translation unit.
 header() { # COMPILER FILE
   # shellcheck disable=SC2086 # flags
   "$1" -std=c++20 $warnings -Iinclude -fsyntax-only -x c++ -include "$2" /dev/null || return 1
@@ -48,7 +47,8 @@ job() { # KIND FILE
     format) clang-format --dry-run -Werror "$2" ;;
     g++) header "$CXX" "$2" ;;
     clang++) header "$CLANGXX" "$2" ;;
-    names) # macros that are namespaces are defined where they are used
+    names) # in the namespace of this version, whose macro is defined where it is used
+      ! grep -nE '^namespace pulseinfer(::[a-z_]+)* \{' "$2" || return 1
       ! "$CXX" -std=c++20 -Iinclude -E -P -x c++ -include "$2" /dev/null |
         grep -n 'namespace.*PULSEINFER_'
       ;;
