@@ -17,7 +17,7 @@
 
 #include "pulseinfer/config.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Which way a copy goes. Every copy names it; nothing guesses from addresses.
 enum class copy_direction : std::uint8_t { host_to_device, device_to_host, device_to_device };

@@ -21,7 +21,7 @@
 #define PULSEINFER_HD
 #endif
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// The unit of every mover: pools, strips and staging are aligned to it.
 inline constexpr std::int64_t word_bytes = 16;

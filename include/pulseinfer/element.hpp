@@ -10,7 +10,7 @@
 
 #include "pulseinfer/config.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Types a digest can read. FP16 and BF16 are what engines keep their caches in; FP32 serves tests
 /// and queries.

@@ -21,7 +21,7 @@
 
 #include "pulseinfer/config.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// A device, a driver or a runtime refused or failed a call.
 class device_error : public std::runtime_error {

@@ -9,7 +9,7 @@
 #include "pulseinfer/element.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Shape of a KV cache. A value: fill it in, and let `checked` refuse what makes no sense.
 ///

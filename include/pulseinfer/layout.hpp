@@ -18,7 +18,7 @@
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/geometry.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Device addresses of one layer of a pool: keys, then values.
 struct layer_planes {

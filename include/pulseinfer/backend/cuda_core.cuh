@@ -21,7 +21,7 @@
 #include "pulseinfer/detail/host_workers.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 struct cuda_options {
   int device = -1;  ///< ordinal; -1: the device that is current in the calling thread

@@ -27,7 +27,7 @@
 #include "pulseinfer/detail/sim_machine.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Chooses the cost model of `profile`.
 struct timed {

@@ -14,7 +14,7 @@
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/top_k.hpp"
 
-namespace pulseinfer::detail {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 /// The largest kernel body a backend takes: it is stored in the stream's queue without an
 /// allocation.

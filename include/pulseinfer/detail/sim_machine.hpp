@@ -20,7 +20,7 @@
 #include "pulseinfer/detail/sim_timed.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer::detail {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 /// The queues, the memory, and one of the two orders.
 class sim_machine {

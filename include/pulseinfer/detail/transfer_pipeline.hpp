@@ -23,7 +23,7 @@
 #include "pulseinfer/staging_pool.hpp"
 #include "pulseinfer/ticket.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// How a recall moves its units.
 enum class transfer_way : std::uint8_t {
