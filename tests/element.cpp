@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "pulseinfer/detail/random.hpp"
+#include "support/rounds.hpp"
 
 namespace {
 
@@ -117,7 +118,7 @@ TEST_CASE("element: random floats become the nearest half") {
   const std::vector<double> values = all_f16_values();
   pulseinfer::detail::random_source draw(11);
   comparison found;
-  for (int i = 0; i < 100'000; ++i) {
+  for (int i = 0; i < test::rounds(20'000, 10'000'000); ++i) {
     const float any = float_of(static_cast<std::uint32_t>(draw.next()));
     if (!std::isnan(any)) found.add(values, any);
     // Most floats are far outside the range of halves: others are drawn from within.

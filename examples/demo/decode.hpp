@@ -179,7 +179,7 @@ class decoder {
     return static_cast<std::size_t>(o_.requests * width());
   }
   [[nodiscard]] std::size_t row_floats() const {
-    return static_cast<std::size_t>(o_.requests * capture_->query_heads *
+    return static_cast<std::size_t>(std::int64_t{o_.requests} * capture_->query_heads *
                                     capture_->geometry.head_dim);
   }
   [[nodiscard]] pulseinfer::consensus_options selection_options(std::int32_t head_groups) const {
@@ -336,7 +336,7 @@ class decoder {
   }
 
   void upload_queries(std::int64_t step, std::int32_t layer) {
-    const std::int64_t row = capture_->query_heads * capture_->geometry.head_dim;
+    const auto row = std::int64_t{capture_->query_heads} * capture_->geometry.head_dim;
     for (std::size_t r = 0; r < requests_.size(); ++r) {
       const float* from = capture_->queries[static_cast<std::size_t>(layer)].data() +
                           (requests_[r].first_step + step) * row;
@@ -374,7 +374,7 @@ class decoder {
                               .queries = device_queries_.data(),
                               .weights = weights_.data(),
                               .output = output_.data()};
-    const std::int64_t lists = batch.rows() * capture_->query_heads;
+    const auto lists = std::int64_t{batch.rows()} * capture_->query_heads;
     const auto bytes = static_cast<std::uint64_t>(batch.rows() * width() * g.unit_bytes() / 2);
     backend_.for_each({lists, width() * g.block_tokens}, {}, bytes, attention_logits{view},
                       stream_);

@@ -13,7 +13,7 @@
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/layout.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// What became of one unit of a transfer.
 enum class unit_status : std::int32_t {

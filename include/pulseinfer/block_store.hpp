@@ -19,7 +19,7 @@
 #include "pulseinfer/eviction.hpp"
 #include "pulseinfer/geometry.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// A sequence of a store. The generation makes a handle that outlived its sequence an error, never
 /// another's bytes.

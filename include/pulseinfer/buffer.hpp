@@ -12,7 +12,7 @@
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 enum class memory_kind : std::uint8_t { device, pinned };
 
@@ -37,6 +37,7 @@ class buffer {
     }
   }
   buffer(buffer&& other) noexcept
+      // NOLINTNEXTLINE(performance-move-constructor-init): the moved-from buffer keeps its backend
       : backend_(other.backend_),
         data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)) {}

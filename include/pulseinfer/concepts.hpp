@@ -15,7 +15,9 @@
 #include <span>
 #include <type_traits>
 
-namespace pulseinfer {
+#include "pulseinfer/config.hpp"
+
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Which way a copy goes. Every copy names it; nothing guesses from addresses.
 enum class copy_direction : std::uint8_t { host_to_device, device_to_host, device_to_device };

@@ -24,7 +24,7 @@
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/top_k.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Queries of one layer, as kernels see them: [rows, query_heads, head_dim], dense, device memory.
 struct query_view {

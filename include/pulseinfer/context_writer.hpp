@@ -18,7 +18,7 @@
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/transfer.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// A request and the tokens that its pages hold now.
 struct appended_row {

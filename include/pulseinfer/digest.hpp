@@ -23,7 +23,7 @@
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/layout.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Blocks of a tile.
 inline constexpr std::int64_t tile_blocks = 64;

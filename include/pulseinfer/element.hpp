@@ -10,7 +10,7 @@
 
 #include "pulseinfer/config.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Types a digest can read. FP16 and BF16 are what most caches are kept in; FP8 and INT8 come with
 /// scale tensors (see kv_geometry); FP32 serves tests and queries.

@@ -19,7 +19,9 @@
 #include <type_traits>
 #include <utility>
 
-namespace pulseinfer {
+#include "pulseinfer/config.hpp"
+
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// A device, a driver or a runtime refused or failed a call.
 class device_error : public std::runtime_error {

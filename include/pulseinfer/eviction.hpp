@@ -9,7 +9,7 @@
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Least recently used first. A doubly linked list over an array: every call is O(1) and allocates
 /// nothing.

@@ -9,7 +9,7 @@
 #include "pulseinfer/element.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// FP32 scales that travel with quantised keys, and the same with values.
 enum class scale_kind : std::uint8_t {

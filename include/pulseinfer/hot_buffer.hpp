@@ -31,7 +31,7 @@
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/residency.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// A step that was resolved: the page table for attention, and the handle by which its misses are
 /// recalled.

@@ -19,7 +19,7 @@
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/geometry.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Planes of a page at most: keys, values, scales of keys, scales of values.
 inline constexpr std::int32_t max_planes = 4;

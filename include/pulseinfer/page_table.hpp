@@ -12,7 +12,7 @@
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// vLLM's block table: a dense [requests, max_blocks] array of page ids, -1 (or any negative) where
 /// there is no page.

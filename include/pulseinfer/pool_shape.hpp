@@ -10,7 +10,7 @@
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/layout.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Order of the dimensions inside a page.
 enum class page_order : std::uint8_t {

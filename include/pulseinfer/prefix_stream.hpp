@@ -16,7 +16,7 @@
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/transfer.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// What going on to the next layer came to.
 enum class [[nodiscard]] prefix_outcome : std::uint8_t{

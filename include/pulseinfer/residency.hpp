@@ -12,7 +12,7 @@
 #include "pulseinfer/block_copy.hpp"
 #include "pulseinfer/config.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// A unit that is chosen and not resident, and the page that it gets.
 struct unit_miss {

@@ -14,7 +14,7 @@
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// A chunk: the same number of bytes in pinned and in device memory, and the event after which both
 /// are free.

@@ -16,7 +16,7 @@
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Life of a transfer. It moves downwards only; the last three are final.
 enum class transfer_phase : std::uint8_t {

@@ -25,7 +25,7 @@
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/ticket.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Moves units for all layers of one pool.
 ///

@@ -31,7 +31,7 @@
 #include "pulseinfer/detail/host_workers.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// A link between host and device, one for each direction. All zero: as fast as memory.
 struct link_pace {

@@ -27,7 +27,7 @@
 #include "pulseinfer/detail/sim_machine.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Chooses the cost model of `profile`.
 struct timed {
@@ -56,6 +56,7 @@ class simulated_backend {
       std::swap(queue_, other.queue_);
       return *this;
     }
+    // NOLINTNEXTLINE(bugprone-exception-escape): a machine that cannot go on ends the program
     ~stream() {
       if (!machine_) return;
       machine_->drain([this] { return queue_->queue.empty(); });
@@ -89,6 +90,7 @@ class simulated_backend {
       std::swap(record_, other.record_);
       return *this;
     }
+    // NOLINTNEXTLINE(bugprone-exception-escape): a machine that cannot go on ends the program
     ~event() {
       if (machine_) machine_->drain([this] { return state() != event_state::pending; });
     }
@@ -137,6 +139,7 @@ class simulated_backend {
   void enqueue_wait(const event& e, stream_ref s) {
     if (e.record_) enqueue_event(detail::sim_operation::kind::wait, e.record_, s);
   }
+  // NOLINTNEXTLINE(bugprone-exception-escape): a machine that cannot go on ends the program
   [[nodiscard]] event_state poll(const event& e) const noexcept {
     if (e.state() == event_state::pending) machine().poll();
     return e.state();

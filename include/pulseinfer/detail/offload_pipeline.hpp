@@ -15,7 +15,7 @@
 #include "pulseinfer/block_copy.hpp"
 #include "pulseinfer/detail/transfer_pipeline.hpp"
 
-namespace pulseinfer::detail {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 template <backend Backend, class Store>
 class offload_pipeline

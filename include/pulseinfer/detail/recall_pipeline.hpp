@@ -13,7 +13,7 @@
 #include "pulseinfer/block_copy.hpp"
 #include "pulseinfer/detail/transfer_pipeline.hpp"
 
-namespace pulseinfer::detail {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 template <backend Backend, class Store>
 class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>, Backend, Store> {

@@ -24,7 +24,7 @@
 #include "pulseinfer/staging_pool.hpp"
 #include "pulseinfer/ticket.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// How a recall moves its units.
 enum class transfer_way : std::uint8_t {
@@ -262,8 +262,8 @@ class transfer_pipeline {
   }
 
   /// Something threw in a host task. What was enqueued goes on; the rest is given up.
-  void fail(state& s, std::exception_ptr error) noexcept {
-    set_error(s, std::move(error));
+  void fail(state& s, const std::exception_ptr& error) noexcept {
+    set_error(s, error);
     if (s.current != nullptr) {
       chunk& c = *std::exchange(s.current, nullptr);
       fence(c);
@@ -330,8 +330,8 @@ class transfer_pipeline {
     }
   }
 
-  static void set_error(state& s, std::exception_ptr error) noexcept {
-    if (!s.error) s.error = std::move(error);
+  static void set_error(state& s, const std::exception_ptr& error) noexcept {
+    if (!s.error) s.error = error;
   }
 
   /// The last access to the state: behind it the state may serve another transfer.
