@@ -66,7 +66,7 @@ compiled() {
 code() {
   {
     compiled | sed 's/^/cpp /'
-    for file in CMakeLists.txt */CMakeLists.txt tests/*/CMakeLists.txt; do echo "cmake $file"; done
+      find CMakeLists.txt tests examples benchmarks -name CMakeLists.txt | sed "s/^/cmake /"
     pages | sed 's/^/page /'
   } | awk '
     # True if the block stands in lines first, first + 1, ... of a file, indented as a whole.
