@@ -71,13 +71,15 @@ function(pulseinfer_make_on_device)
   endif()
 endfunction()
 
-# doctest and the one main of all test programs, compiled once.
+# doctest, the one main of all test programs and the count of their allocations, compiled once.
 function(pulseinfer_make_test_main)
   if(TARGET pulseinfer_test_main)
     return()
   endif()
   find_package(doctest CONFIG QUIET)
-  add_library(pulseinfer_test_main OBJECT "${PROJECT_SOURCE_DIR}/tests/support/main.cpp")
+  add_library(pulseinfer_test_main OBJECT "${PROJECT_SOURCE_DIR}/tests/support/main.cpp"
+    "${PROJECT_SOURCE_DIR}/tests/support/allocations.cpp")
+  target_include_directories(pulseinfer_test_main PRIVATE "${PROJECT_SOURCE_DIR}/tests")
   if(TARGET doctest::doctest)
     target_link_libraries(pulseinfer_test_main PUBLIC doctest::doctest)
   else()

@@ -5,6 +5,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "pulseinfer/page_table.hpp"
+#include "pulseinfer/pool_shape.hpp"
 #include "support/device_array.hpp"
 #include "support/keys.hpp"
 
@@ -92,7 +94,9 @@ void same_bits(const std::vector<float>& is, const std::vector<float>& should) {
 
 TEST_CASE("digest: mean and bounds are those of the keys, for every element type") {
   each([](backend machine) {
-    for (const element_type element : {element_type::f16, element_type::bf16, element_type::f32}) {
+    for (const element_type element :
+         {element_type::f16, element_type::bf16, element_type::f32, element_type::i8,
+          element_type::f8_e4m3, element_type::f8_e5m2}) {
       for (const digest_kind kind : {digest_kind::mean, digest_kind::min_max}) {
         CAPTURE(static_cast<int>(element));
         CAPTURE(static_cast<int>(kind));
@@ -323,4 +327,73 @@ TEST_CASE("digest: options out of range are refused") {
   CHECK_THROWS_AS(make({.max_blocks = (1 << 24) + 1}), std::invalid_argument);
   CHECK_THROWS_AS(make({.max_requests = 2, .max_blocks = 65, .tiles = 5}), std::invalid_argument);
   CHECK_THROWS_AS(make({.max_requests = 2, .max_blocks = 65, .tiles = -1}), std::invalid_argument);
+}
+
+TEST_CASE("digest: quantised keys are scaled, in every order of a page and for head groups") {
+  each([](backend machine) {
+    for (const pulseinfer::page_order order :
+         {pulseinfer::page_order::nhd, pulseinfer::page_order::hnd}) {
+      for (const pulseinfer::scale_kind scales :
+           {pulseinfer::scale_kind::per_head, pulseinfer::scale_kind::per_token_head}) {
+        constexpr std::int32_t tokens = 4, heads = 2, dim = 4, groups = 2, pages = 3;
+        const pulseinfer::kv_geometry g{.layers = 1,
+                                        .kv_heads = 1,
+                                        .head_dim = dim,
+                                        .block_tokens = tokens,
+                                        .element = element_type::i8,
+                                        .scales = scales};
+        const pulseinfer::block_layout layout =
+            pulseinfer::make_layout(g, pages, {.order = order, .head_groups = groups});
+        auto stream = machine.make_stream(pulseinfer::stream_priority::normal);
+        std::vector<std::int8_t> keys(static_cast<std::size_t>(layout.plane_bytes(0)));
+        std::vector<float> factors(static_cast<std::size_t>(layout.plane_bytes(2)) / 4);
+        for (std::size_t i = 0; i < keys.size(); ++i) {
+          keys[i] = static_cast<std::int8_t>(static_cast<int>(i * 37 % 251) - 125);
+        }
+        for (std::size_t i = 0; i < factors.size(); ++i) {
+          factors[i] = 0.25f * static_cast<float>(i + 1);
+        }
+        test::device_array<std::int8_t, backend> device_keys(machine, keys, stream);
+        test::device_array<float, backend> device_factors(machine, factors, stream);
+        auto* const key_plane = reinterpret_cast<std::byte*>(device_keys.data());
+        auto* const factor_plane = reinterpret_cast<std::byte*>(device_factors.data());
+        const pulseinfer::kv_pool pool(
+            g, layout, {{.plane = {key_plane, key_plane, factor_plane, factor_plane}}});
+        // Rows 0 and 1 are the two head groups of one request, whose block 0 is page 2.
+        const test::device_array<std::int32_t, backend> entries(machine, {2, 0}, stream);
+        const pulseinfer::grouped_table<pulseinfer::block_table> table{{entries.data(), 1, 2},
+                                                                       groups};
+        pulseinfer::digest_store<backend> digests(
+            machine, g, {.kind = digest_kind::min_max, .max_requests = 2, .max_blocks = 2});
+        for (std::int32_t row = 0; row < groups; ++row) {
+          REQUIRE(digests.reserve(row, 2, stream));
+          digests.build(0, row, 0, 2, pool, table, stream);
+          const auto found = read(machine, digests, 0, row, 2, stream);
+          for (std::int64_t block = 0; block < 2; ++block) {
+            const std::int64_t page = block == 0 ? 2 : 0;
+            for (std::int64_t c = 0; c < dim; ++c) {
+              float least = std::numeric_limits<float>::infinity();
+              float most = -least;
+              for (std::int64_t t = 0; t < tokens; ++t) {
+                // The engine's own index of (page, token, head = row, channel).
+                const std::int64_t token_head = order == pulseinfer::page_order::nhd
+                                                    ? (page * tokens + t) * heads + row
+                                                    : (page * heads + row) * tokens + t;
+                const std::int64_t scale =
+                    scales == pulseinfer::scale_kind::per_head ? page * heads + row : token_head;
+                const float value =
+                    static_cast<float>(keys[static_cast<std::size_t>(token_head * dim + c)]) *
+                    factors[static_cast<std::size_t>(scale)];
+                least = std::min(least, value);
+                most = std::max(most, value);
+              }
+              const auto& digest = found[static_cast<std::size_t>(block)];
+              CHECK(digest[static_cast<std::size_t>(c)] == least);
+              CHECK(digest[static_cast<std::size_t>(c + dim)] == most);
+            }
+          }
+        }
+      }
+    }
+  });
 }

@@ -40,8 +40,8 @@ PULSEINFER_HD inline float float_of(std::uint32_t bits) {
 /// Scores are sums of products. Where a compiler may fuse the two into one instruction, the sum
 /// differs in its last bit between machines, two blocks change places, and selections stop being
 /// equal. Each compiler has its own way to be told so; none of them costs anything on a machine
-/// without fused instructions. What no source can stop is clang's plain -ffp-contract=fast, which
-/// -ffast-math implies: compile with -ffp-contract=fast-honor-pragmas there, or with neither.
+/// without fused instructions. What no source can stop is clang's -ffp-contract=fast, which
+/// -ffast-math implies: compile with -ffp-contract=on there, clang's default.
 PULSEINFER_HD inline float product(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);

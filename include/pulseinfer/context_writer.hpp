@@ -80,7 +80,8 @@ class context_writer {
   bool append(std::int32_t layer, std::span<const appended_row> rows, const HostTable& host_table,
               const DeviceTable& device_table, stream_ref stream) {
     pool_.check_layer(layer);
-    collect(layer);
+    for (std::int32_t l = 0; l < layers(); ++l)
+      collect(l);  // their tickets are free to be used again
     sequences_.clear();
     units_.clear();
     for (const appended_row& row : rows) add_full_blocks(layer, row, host_table);

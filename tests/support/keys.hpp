@@ -77,6 +77,15 @@ class key_cache {
       case pulseinfer::element_type::f32:
         static_cast<float*>(keys)[index] = value;
         break;
+      case pulseinfer::element_type::i8:
+        static_cast<std::int8_t*>(keys)[index] = static_cast<std::int8_t>(value * 127);
+        break;
+      case pulseinfer::element_type::f8_e4m3:
+      case pulseinfer::element_type::f8_e5m2:
+        // Any finite pattern will do: these bits leave no exponent full.
+        static_cast<std::uint8_t*>(keys)[index] =
+            static_cast<std::uint8_t>(static_cast<int>(value * 127)) & 0xbb;
+        break;
     }
   }
   [[nodiscard]] float key(std::int32_t layer, std::int64_t request, std::int64_t block,

@@ -13,6 +13,7 @@
 #include "pulseinfer/detail/random.hpp"
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/layout.hpp"
+#include "pulseinfer/pool_shape.hpp"
 
 namespace test {
 
@@ -57,35 +58,34 @@ class paged_pool {
 
   /// Writes a unit into the host's copy.
   void put(std::int32_t layer, std::int64_t page, const unit_bytes& unit) {
-    for (int plane = 0; plane < pulseinfer::layer_planes::count; ++plane) {
-      const auto from = unit.begin() + plane * layout_.strip_bytes;
-      std::copy(from, from + layout_.strip_bytes, host_strip(layer, plane, page));
+    for (int plane = 0; plane < planes_; ++plane) {
+      const auto from = unit.begin() + plane * strip_bytes();
+      std::copy(from, from + strip_bytes(), host_strip(layer, plane, page));
     }
   }
   /// The unit in the host's copy.
   [[nodiscard]] unit_bytes get(std::int32_t layer, std::int64_t page) const {
     unit_bytes unit;
-    for (int plane = 0; plane < pulseinfer::layer_planes::count; ++plane) {
+    for (int plane = 0; plane < planes_; ++plane) {
       const std::byte* const from = host_strip(layer, plane, page);
-      unit.insert(unit.end(), from, from + layout_.strip_bytes);
+      unit.insert(unit.end(), from, from + strip_bytes());
     }
     return unit;
   }
 
   /// Enqueues the copy of one page of one layer from the host's copy to the pool, or back.
   void write_page(std::int32_t layer, std::int64_t page, stream_ref stream) {
-    for (int plane = 0; plane < pulseinfer::layer_planes::count; ++plane) {
+    for (int plane = 0; plane < planes_; ++plane) {
       backend_.copy_async(pool_.layer(layer).plane[plane] + layout_.page_offset(page),
-                          host_strip(layer, plane, page),
-                          static_cast<std::size_t>(layout_.strip_bytes),
+                          host_strip(layer, plane, page), static_cast<std::size_t>(strip_bytes()),
                           pulseinfer::copy_direction::host_to_device, stream);
     }
   }
   void read_page(std::int32_t layer, std::int64_t page, stream_ref stream) {
-    for (int plane = 0; plane < pulseinfer::layer_planes::count; ++plane) {
+    for (int plane = 0; plane < planes_; ++plane) {
       backend_.copy_async(host_strip(layer, plane, page),
                           pool_.layer(layer).plane[plane] + layout_.page_offset(page),
-                          static_cast<std::size_t>(layout_.strip_bytes),
+                          static_cast<std::size_t>(strip_bytes()),
                           pulseinfer::copy_direction::device_to_host, stream);
     }
   }
@@ -102,8 +102,11 @@ class paged_pool {
   }
 
  private:
+  static constexpr int planes_ = 2;
+
+  [[nodiscard]] std::int64_t strip_bytes() const { return layout_.plane[0].strip_bytes; }
   [[nodiscard]] std::size_t layer_bytes() const {
-    return static_cast<std::size_t>(pulseinfer::layer_planes::count * layout_.plane_bytes());
+    return static_cast<std::size_t>(planes_ * layout_.plane_bytes());
   }
   [[nodiscard]] std::byte* host_strip(std::int32_t layer, int plane, std::int64_t page) const {
     return host_.data() + static_cast<std::size_t>(layer) * layer_bytes() +
@@ -113,7 +116,7 @@ class paged_pool {
     std::vector<pulseinfer::layer_planes> found;
     for (std::int32_t layer = 0; layer < layers; ++layer) {
       std::byte* const at = memory_.data() + static_cast<std::size_t>(layer) * layer_bytes();
-      found.push_back({{at, at + layout_.plane_bytes()}});
+      found.push_back({.plane = {at, at + layout_.plane_bytes()}});
     }
     return found;
   }
