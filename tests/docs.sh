@@ -66,7 +66,7 @@ compiled() {
 code() {
   {
     compiled | sed 's/^/cpp /'
-      find CMakeLists.txt tests examples benchmarks -name CMakeLists.txt | sed "s/^/cmake /"
+    find CMakeLists.txt tests examples benchmarks -name CMakeLists.txt | sed "s/^/cmake /"
     pages | sed 's/^/page /'
   } | awk '
     # True if the block stands in lines first, first + 1, ... of a file, indented as a whole.
@@ -247,8 +247,8 @@ names() {
     sed -n 's/^ *pulseinfer_add_test(\([a-z0-9_]*\)\(.*\))$/\1 \2/p' tests/CMakeLists.txt | awk '
       { if (NF == 1) print "host." $1
         for (i = 2; i <= NF; ++i) if ($i ~ /^(host|simulated|cuda)$/) print $i "." $1 }'
-    sed -n 's/^  *foreach(\([a-z]*\) IN ITEMS \(.*\))$/\2/p; s/^foreach([a-z]* IN ITEMS \(.*\))$/\1/p' \
-      tests/CMakeLists.txt | tr ' ' '\n' | sed 's/.*/docs.& package.&/' | tr ' ' '\n'
+    sed -n 's/^foreach(check IN ITEMS \(.*\))$/\1/p' tests/CMakeLists.txt | tr ' ' '\n' |
+      sed 's/^/docs./'
     sed -n 's/^ *pulseinfer_add_example(\([a-z0-9_]*\).*/example.\1/p' examples/CMakeLists.txt
     printf '%s\n' host.strays simulated.strays
   } | sort -u >"$scratch/tests"
@@ -261,18 +261,18 @@ names() {
   while read -r name; do
     case $name in
       *' '* | *'*'* | *'<'* | *'('*) continue ;;
-      host.*[hc]pp | *.hpp | *.cuh) continue ;;
-      host.* | simulated.* | cuda.* | docs.* | package.* | example.*)
-        count=$((count + 1))
-        grep -qx "$name" "$scratch/tests" || {
-          echo "no test is named $name"
-          failures=$((failures + 1))
-        }
-        ;;
       tests/* | examples/* | cmake/* | benchmarks/* | docs/* | include/*)
         count=$((count + 1))
         [ -e "$name" ] || {
           echo "there is no $name"
+          failures=$((failures + 1))
+        }
+        ;;
+      *.hpp | *.cpp | *.cuh | *.cu) ;;
+      host.* | simulated.* | cuda.* | docs.* | example.*)
+        count=$((count + 1))
+        grep -qx "$name" "$scratch/tests" || {
+          echo "no test is named $name"
           failures=$((failures + 1))
         }
         ;;
