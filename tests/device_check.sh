@@ -144,6 +144,8 @@ say "$device; driver $driver, CUDA $cuda, architecture $architectures, $jobs job
 
 # --- The phases -----------------------------------------------------------------------------------
 
+patience=1
+[ $on_cpu = no ] || patience=10 # a few cores, and kernels that are interpreted
 rows=$build.rows # name, result, seconds
 mkdir -p "$build"
 : >"$rows"
@@ -152,7 +154,7 @@ row() { printf '%s\t%s\t%s\n' "$1" "$2" "$3" >>"$rows"; }
 # phase NAME SECONDS COMMAND...: runs a command for at most so long, notes what came of it, and goes on.
 phase() {
   name=$1
-  limit=$2
+  limit=$(($2 * patience))
   shift 2
   say "$name"
   start=$(date +%s)
@@ -235,7 +237,7 @@ if [ $built = yes ]; then
   say "tests"
   start=$(date +%s)
   status=0
-  (cd "$build/tree" && timeout 300 ctest --output-on-failure --no-tests=error --timeout 180 \
+  (cd "$build/tree" && timeout $((300 * patience)) ctest --output-on-failure --no-tests=error --timeout $((180 * patience)) \
     --parallel "$parallel" -R '^(cuda\.|example\..*_cuda)' --output-log "$log") || status=$?
   [ $status = 0 ] || failed=1
   if [ -f "$log" ]; then

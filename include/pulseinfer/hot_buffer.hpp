@@ -219,6 +219,8 @@ class hot_buffer {
     if (record == nullptr) return std::nullopt;
     record->layer = layer;
     record->requests.assign(batch.requests.begin(), batch.requests.end());
+    // Should the stream have failed, the kernel does not run, and what is discarded is nothing.
+    std::fill_n(record->miss_counts, batch.rows(), 0);
     const auto units =
         static_cast<std::uint64_t>(batch.rows()) *
         static_cast<std::uint64_t>(options_.budget_blocks + options_.pages_per_request);
@@ -254,8 +256,8 @@ class hot_buffer {
                                                 .k = step.k},
                           stream);
     // The kernel reads the mirror: the record is free again only behind it.
-    step.record->discarded = true;
     backend_.record(discarded_[index_of(step.record)], stream);
+    step.record->discarded = true;
   }
 
  private:

@@ -35,7 +35,8 @@ namespace pulseinfer {
 ///
 /// Errors: a broken precondition throws and changes nothing. A failure later is in the ticket:
 /// units say which, the store keeps what it had, and the pages of failed units are not ready. After
-/// a failure the next call waits once for the library's own streams.
+/// a failure the next call of that direction waits once for the transfers under way and the
+/// library's own streams.
 ///
 /// @par Threads  one at a time may start transfers; tickets are used from anywhere
 /// @par Life     store and pool memory outlive the engine; its destructor waits for its transfers

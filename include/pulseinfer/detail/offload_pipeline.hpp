@@ -114,8 +114,6 @@ class offload_pipeline
     self.leave(*job.owner);
   }
 
-  void record_usable(state& s) { this->backend_.record(s.pages_usable, gather_); }
-
   void concluded(state& s, bool) noexcept { leave(s); }
 
   /// The last one to leave an offload ends it.
@@ -131,6 +129,7 @@ class offload_pipeline
   }
 
   [[nodiscard]] std::array<stream_ref, 2> streams() noexcept { return {gather_, copy_}; }
+  [[nodiscard]] stream_ref stream_on_pages() noexcept { return gather_; }
 
   typename Backend::stream gather_;
   typename Backend::stream copy_;

@@ -126,11 +126,6 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     this->conclude(s);
   }
 
-  void record_usable(state& s) {
-    const bool staged = this->options_.way == transfer_way::staged;
-    this->backend_.record(s.pages_usable, staged ? scatter_ : copy_);
-  }
-
   void concluded(state& s, bool known) noexcept {
     try {
       if (known) {
@@ -166,6 +161,9 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   }
 
   [[nodiscard]] std::array<stream_ref, 2> streams() noexcept { return {copy_, scatter_}; }
+  [[nodiscard]] stream_ref stream_on_pages() noexcept {
+    return this->options_.way == transfer_way::staged ? scatter_ : copy_;
+  }
 
   typename Backend::stream copy_;
   typename Backend::stream scatter_;
