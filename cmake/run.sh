@@ -44,6 +44,7 @@ usage: sh cmake/run.sh VERB [ARGUMENTS...]
   soak [CTEST ARGUMENTS...]
                         test, with full counts and many seeds: takes long
   mutants [NAMES...]    seed known faults into copies of the tree; a named check must catch each
+  docs                  make the pages of the headers, build/docs/html; any warning fails
 
 CUDA takes part where nvcc is found. Its tests run on the GPU, or without one on the CPU when
 PULSEINFER_CUDA_ON_CPU names the source folder of such a runtime.
@@ -515,6 +516,16 @@ bench() {
     -D "report=$reports/report.json" -P "$root/cmake/bench_report.cmake"
 }
 
+docs() {
+  [ $# -eq 0 ] || die "docs takes no arguments"
+  command -v doxygen >/dev/null 2>&1 || apt_install doxygen ||
+    die "doxygen is missing, and not installed from here: on Debian and Ubuntu, apt-get install doxygen"
+  rm -rf "$root/build/docs"
+  mkdir -p "$root/build/docs"
+  (cd "$root" && doxygen docs/Doxyfile) || die "doxygen has warnings, see above"
+  say "written to build/docs/html/index.html"
+}
+
 verb=${1:-}
 [ $# -eq 0 ] || shift
 case $verb in
@@ -526,6 +537,7 @@ case $verb in
   sanitize) sanitize "$@" ;;
   soak) soak "$@" ;;
   mutants) mutants "$@" ;;
+  docs) docs "$@" ;;
   *)
     usage >&2
     die "there is no verb $verb"

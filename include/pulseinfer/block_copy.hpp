@@ -148,8 +148,10 @@ struct gather_units {
 static_assert(std::is_trivially_copyable_v<gather_units>);
 
 /// Joins scattered units in a chunk, on the CPU.
-/// @param sources  one address a unit; a null leaves the chunk's bytes of that unit as they are
-/// @param chunk    sources.size() * unit_bytes bytes
+/// @param sources     one address a unit; a null leaves the chunk's bytes of that unit as they are
+/// @param chunk       [sources, unit_bytes]
+/// @param unit_bytes  of one unit
+/// @par Threads       any, over different chunks
 inline void gather_into(std::byte* chunk, std::span<const std::byte* const> sources,
                         std::int64_t unit_bytes) noexcept {
   for (const std::byte* source : sources) {
@@ -158,7 +160,8 @@ inline void gather_into(std::byte* chunk, std::span<const std::byte* const> sour
   }
 }
 
-/// Deals the units of a chunk out, on the CPU. A null destination is passed over.
+/// Deals the units of a chunk out, on the CPU: gather_into's way back. A null destination is passed
+/// over.
 inline void scatter_from(const std::byte* chunk, std::span<std::byte* const> destinations,
                          std::int64_t unit_bytes) noexcept {
   for (std::byte* destination : destinations) {

@@ -3,8 +3,7 @@
 /// Every point where an engine plugs in, on one page. All of them are concepts over member
 /// functions: no registry, no virtual call, no specialisation.
 ///
-/// - `backend`          memory, streams, copies, host tasks, kernels and top-k of one kind of
-/// machine
+/// - `backend`          memory, streams, copies, host tasks, kernels and top-k of a kind of machine
 /// - `page_table`       logical block of a request -> page of the engine's pool
 /// - `eviction_policy`  which group of host units goes first when the store is full
 #pragma once

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Append: keeps digests and the store behind growing contexts. The last block of a context, while it
-/// is being filled, stays in the pool; a block that becomes full is digested and offloaded.
+/// Append: keeps digests and the store behind growing contexts. The last block of a context, while
+/// it is being filled, stays in the pool; a block that becomes full is digested and offloaded.
 #pragma once
 
 #include <cstddef>
@@ -29,8 +29,9 @@ struct appended_row {
 /// Writes full blocks behind the engine, layer by layer, all requests of a layer in one transfer.
 ///
 /// It never blocks. What cannot be handed over now (too many transfers under way, no digest tile, a
-/// full store, a failed copy) is tried again by the next `append` of the layer. A page may be given to
-/// other use once `stored_blocks` counts its block, and no stream of the engine reads it any more.
+/// full store, a failed copy) is tried again by the next `append` of the layer. A page may be given
+/// to other use once `stored_blocks` counts its block, and no stream of the engine reads it any
+/// more.
 ///
 /// @par Threads  one at a time
 /// @par Life     digests and mover outlive it, and it outlives its transfers; its destructor drops
@@ -40,6 +41,9 @@ class context_writer {
  public:
   using stream_ref = typename Backend::stream_ref;
 
+  /// @param digests  outlives the writer
+  /// @param mover    outlives the writer; offloads to the store of the sequences
+  /// @param pool     of both; copied
   context_writer(digest_store<Backend>& digests, transfer_engine<Backend, Store>& mover,
                  const kv_pool& pool)
       : digests_(&digests),
@@ -64,13 +68,14 @@ class context_writer {
 
   /// Digests and offloads the blocks of a layer that have become full, of all rows in one transfer.
   ///
+  /// @param layer         in [0, layers of the pool)
   /// @param rows          distinct requests; their tokens never become fewer
   /// @param host_table    logical block -> page, read before the call returns
   /// @param device_table  the same for kernels, valid until `stream` has got past this call
   /// @param stream        the writers of the pages stand on it before this call
   /// @return true if all full blocks are stored or on their way; false if some must be tried again
-  /// @throws std::out_of_range, std::invalid_argument  on a layer, request, token count or page that
-  ///         is out of range; nothing has changed
+  /// @throws std::out_of_range, std::invalid_argument  on a layer, request, token count or page
+  ///         that is out of range; nothing has changed
   template <page_table HostTable, page_table DeviceTable>
   bool append(std::int32_t layer, std::span<const appended_row> rows, const HostTable& host_table,
               const DeviceTable& device_table, stream_ref stream) {
@@ -108,8 +113,10 @@ class context_writer {
     return all;
   }
 
-  /// Leading blocks of a request and layer that the store holds. Asks the transfers first.
-  /// @throws std::out_of_range, std::invalid_argument  on a layer or request that is not open
+  /// Leading blocks of a request and layer that the store holds. Asks the transfers first; does not
+  /// block.
+  /// @throws std::out_of_range      on a layer or request out of range
+  /// @throws std::invalid_argument  on a request that is not open
   [[nodiscard]] std::int64_t stored_blocks(std::int32_t layer, std::int32_t request) {
     pool_.check_layer(layer);
     (void)checked_entry(request);
@@ -117,7 +124,8 @@ class context_writer {
     return at(layer, request).stored;
   }
 
-  /// Blocks until every transfer of a layer has ended.
+  /// Blocks until every transfer of a layer has ended, well or not: `stored_blocks` tells.
+  /// @throws std::out_of_range  on a layer out of range
   void sync_layer(std::int32_t layer) {
     pool_.check_layer(layer);
     for (transfer& t : under_way_[static_cast<std::size_t>(layer)]) {

@@ -34,6 +34,7 @@ enum class digest_kind : std::uint8_t {
   min_max,  ///< two parts: smallest and largest value of each channel (Quest's bound)
 };
 
+/// Floats that are kept for a channel of a block.
 [[nodiscard]] PULSEINFER_HD constexpr std::int64_t digest_parts(digest_kind kind) {
   return kind == digest_kind::mean ? 1 : 2;
 }
@@ -105,6 +106,7 @@ struct digest_block {
   }
 };
 
+/// Sizes of a digest store. All of it is allocated by the constructor.
 struct digest_options {
   digest_kind kind = digest_kind::mean;
   std::int32_t max_requests = 64;
@@ -128,14 +130,16 @@ struct fill_table {
 
 /// The digests of all requests and layers of a pool.
 ///
-/// @par Threads  one
+/// @par Threads  one at a time
 /// @par Order    all kernels run on the streams that are passed in; a request's calls use one
-/// stream, or streams that
-///               the engine has ordered
+///               stream, or streams that the engine has ordered
+/// @par Life     outlives the work that was enqueued over its views
 template <backend Backend>
 class digest_store {
  public:
-  /// @throws std::invalid_argument  on counts below 1
+  /// Blocks until the tables are initialised.
+  /// @throws std::invalid_argument  naming the option and its limit
+  /// @throws out_of_memory          when the tiles cannot be had
   digest_store(Backend backend, const kv_geometry& geometry, const digest_options& options)
       : backend_(backend),
         geometry_(checked(geometry)),
@@ -160,6 +164,8 @@ class digest_store {
     return static_cast<std::int64_t>(free_.size());
   }
 
+  /// The digests of a layer, for kernels. Valid as long as the store.
+  /// @throws std::out_of_range  on a layer that the geometry does not have
   [[nodiscard]] digest_view view(std::int32_t layer) const {
     detail::expects<std::out_of_range>(layer >= 0 && layer < geometry_.layers,
                                        "digest_store: layer is ", layer, ", expected 0 to ",
@@ -172,9 +178,11 @@ class digest_store {
             .kind = options_.kind};
   }
 
-  /// Makes room for the first `blocks` blocks of a request. False, and nothing changed, when too
-  /// few tiles are free. Enqueues on `stream` what makes the room known to kernels.
+  /// Makes room for the first `blocks` blocks of a request, in all layers. False, and nothing
+  /// changed, when too few tiles are free. Enqueues on `stream` what makes the room known to
+  /// kernels.
   /// @throws std::out_of_range  on a request or a count of blocks out of range
+  /// @par Cost  a small kernel for each further tile of 64 blocks, otherwise nothing
   [[nodiscard]] bool reserve(std::int32_t request, std::int64_t blocks,
                              typename Backend::stream_ref stream) {
     auto& held = held_of(request);
@@ -197,12 +205,20 @@ class digest_store {
   }
 
   /// Digests blocks [first, first + count) of a request from their pages, on the device, in stream
-  /// order.
+  /// order. A block whose page is negative keeps the digest that it has.
   ///
-  /// @param table  logical block -> page; readable on the device until the stream has got past this
-  /// call
-  /// @throws std::out_of_range  on a layer, request or blocks out of range, or blocks that were not
-  /// reserved
+  /// @param layer    in [0, geometry().layers)
+  /// @param request  in [0, max_requests())
+  /// @param first    first block, full of tokens like all that follow
+  /// @param count    blocks
+  /// @param pool     whose keys are read; the same geometry as the digests'
+  /// @param table    logical block -> page; readable on the device until the stream has got past
+  ///                 this call
+  /// @param stream   the writers of the pages stand on it before this call
+  /// @throws std::invalid_argument  on a pool of another geometry
+  /// @throws std::out_of_range      on a layer, request or blocks out of range, or blocks that were
+  ///                                not reserved
+  /// @par Cost  one kernel that reads the keys of the blocks once
   template <page_table Table>
   void build(std::int32_t layer, std::int32_t request, std::int64_t first, std::int64_t count,
              const kv_pool& pool, const Table& table, typename Backend::stream_ref stream) {
@@ -230,6 +246,7 @@ class digest_store {
 
   /// Gives the request's tiles back. They may be reserved again at once: by work that is ordered
   /// after `stream`.
+  /// @throws std::out_of_range  on a request out of range
   void release(std::int32_t request, typename Backend::stream_ref stream) {
     auto& held = held_of(request);
     backend_.for_each(

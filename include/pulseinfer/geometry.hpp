@@ -20,8 +20,8 @@ enum class scale_kind : std::uint8_t {
 
 /// Shape of a KV cache. A value: fill it in, and let `checked` refuse what makes no sense.
 ///
-/// The **unit** of store, digest, selection, residency and transfer is one block of one layer for one
-/// head group: `block_tokens` tokens x `kv_heads` heads, keys and values, and their scales. For
+/// The **unit** of store, digest, selection, residency and transfer is one block of one layer for
+/// one head group: `block_tokens` tokens x `kv_heads` heads, keys and values, and their scales. For
 /// Llama-3-8B in FP16, 16 tokens and all heads in one group that is 64 KiB.
 ///
 /// Where the heads of a layer are split into groups (see pool_shape), `kv_heads` are those of one

@@ -46,19 +46,21 @@ struct resolved_step {
   std::int32_t layer = 0;
   detail::step_record* record = nullptr;
 
-  /// The misses of a row, in block order, with what became of each. Host memory; complete once the recall's ticket is
-  /// final, and valid as long as `pages`.
+  /// The misses of a row, in block order, with what became of each. Host memory; complete once the
+  /// recall's ticket is final, and valid as long as `pages`.
   [[nodiscard]] std::span<const unit_miss> misses(std::int32_t row) const noexcept {
     return {record->misses + std::int64_t{row} * k,
             static_cast<std::size_t>(record->miss_counts[row])};
   }
 };
 
+/// What became of a request to have pages back.
 enum class [[nodiscard]] take_back_outcome : std::uint8_t{
     taken,
     in_use,  ///< a step of the request is in flight: the hardware may still write its pages
 };
 
+/// Sizes of a hot buffer. All of it is allocated by the constructor.
 struct hot_buffer_options {
   std::int32_t pages_per_request =
       128;                          ///< at least the selector's budget; twice that is a good start
@@ -78,8 +80,12 @@ class hot_buffer {
  public:
   using stream_ref = typename Backend::stream_ref;
 
-  /// @param pool  pages that are lent are checked against it
+  /// Blocks until the tables are initialised.
+  /// @param backend  the machine of the pool
+  /// @param pool     pages that are lent are checked against it; read before the call returns
+  /// @param options  sizes
   /// @throws std::invalid_argument  naming the option and its limit
+  /// @throws out_of_memory          when the tables cannot be had
   hot_buffer(Backend backend, const kv_pool& pool, const hot_buffer_options& options)
       : backend_(backend),
         layers_(pool.geometry().layers),
@@ -126,10 +132,13 @@ class hot_buffer {
   /// Lends pages of the pool to a request, for all layers, and forgets what it had. Enqueued on
   /// `stream`, which the request's next `resolve` is ordered after.
   ///
-  /// @param pages  distinct pages of the pool, at least budget_blocks and at most pages_per_request
-  /// of them, that no
-  ///               request has; the engine uses them for nothing else until they are taken back
+  /// @param request  that holds no pages
+  /// @param pages    distinct pages of the pool, at least budget_blocks and at most
+  ///                 pages_per_request of them, that no request has; host memory, read before the
+  ///                 call returns. The engine uses the pages for nothing else until they are back
+  /// @param stream   the pages' writers and readers stand on it before this call
   /// @throws std::invalid_argument, std::out_of_range  naming the page or count; nothing is changed
+  /// @par Cost  O(pages of the pool) on the host; not for every step
   void lend(std::int32_t request, std::span<const std::int32_t> pages, stream_ref stream) {
     std::vector<std::int32_t>& held = lent_of(request);
     detail::expects(held.empty(), "hot_buffer: request ", request, " holds ", held.size(),
@@ -156,6 +165,7 @@ class hot_buffer {
   /// Takes a request's pages back: `pages_of` no longer lists them, and its tables forget them.
   /// Refuses while a step of the request is in flight. Attention that reads the pages is the
   /// engine's to wait for.
+  /// @throws std::out_of_range  on a request out of range
   take_back_outcome try_take_back(std::int32_t request, stream_ref stream) {
     std::vector<std::int32_t>& held = lent_of(request);
     for (std::size_t i = 0; i < records(); ++i) {
@@ -169,7 +179,8 @@ class hot_buffer {
     return take_back_outcome::taken;
   }
 
-  /// The pages that a request was lent.
+  /// The pages that a request was lent; valid until they are taken back.
+  /// @throws std::out_of_range  on a request out of range
   [[nodiscard]] std::span<const std::int32_t> pages_of(std::int32_t request) const {
     return const_cast<hot_buffer*>(this)->lent_of(request);
   }
@@ -180,11 +191,15 @@ class hot_buffer {
   /// The next resolve of the same requests and layer is ordered after the recall of this one: the
   /// engine's attention, which waits for the ticket, stands between them.
   ///
+  /// @param layer   in [0, layers of the pool)
+  /// @param batch   its device arrays are valid until the stream has got past this call
   /// @param chosen  one list a row (`head_groups` 1), on the device, of blocks that the store has
+  /// @param stream  the selection stands on it before this call
   /// @return empty when `steps_in_flight` steps have neither ended nor been discarded
+  /// @post  the step is in flight until its recall has brought every miss, or it was discarded
   /// @throws std::invalid_argument, std::out_of_range  on a batch, layer or selection that does not
-  /// fit, or a request
-  ///         that was lent no pages; nothing is enqueued
+  ///         fit, or a request that was lent no pages; nothing is enqueued
+  /// @par Cost  O(rows) and one kernel; allocates nothing
   [[nodiscard]] std::optional<resolved_step> resolve(std::int32_t layer, const batch_view& batch,
                                                      const selection& chosen, stream_ref stream) {
     detail::expects<std::out_of_range>(layer >= 0 && layer < layers_, "resolve: layer is ", layer,
@@ -227,8 +242,9 @@ class hot_buffer {
   }
 
   /// Gives up a step whose recall failed, was cancelled, or never took place: units that did not
-  /// arrive are forgotten, so that the next resolve misses them again. Enqueued on `stream`; the
-  /// ticket, if there is one, has ended.
+  /// arrive are forgotten, so that the next resolve misses them again. Enqueued on `stream`.
+  /// @pre  the recall's ticket, if there is one, is final; `batch` has the step's rows
+  /// @throws std::invalid_argument  on a batch with another number of rows
   void discard(const resolved_step& step, const batch_view& batch, stream_ref stream) {
     detail::expects(step.record != nullptr && batch.rows() == step.rows, "discard: the batch has ",
                     batch.rows(), " rows, the step ", step.rows);

@@ -2,10 +2,10 @@
 /// @file
 /// Where a unit lies in the engine's pool: the strips of a page.
 ///
-/// A page of one layer is rarely one run of bytes: keys and values lie apart, a head group is a slice
-/// of every token, scales have a tensor of their own. A layout names the runs ("strips") of a page;
-/// the store keeps them joined, plane by plane in strip order. It is arithmetic only, so that kernels
-/// carry it by value. pool_shape.hpp makes the layouts that engines use today.
+/// A page of one layer is rarely one run of bytes: keys and values lie apart, a head group is a
+/// slice of every token, scales have a tensor of their own. A layout names the runs ("strips") of a
+/// page; the store keeps them joined, plane by plane in strip order. It is arithmetic only, so that
+/// kernels carry it by value. pool_shape.hpp makes the layouts that engines use today.
 #pragma once
 
 #include <cstddef>
@@ -115,7 +115,8 @@ struct plane_reader {
 
 namespace detail {
 
-/// a * b + c for strides and counts that are not negative. @throws std::invalid_argument on overflow
+/// a * b + c for strides and counts that are not negative. @throws std::invalid_argument on
+/// overflow
 inline std::int64_t checked_offset(std::int64_t a, std::int64_t b, std::int64_t c) {
   std::int64_t out = 0;
   expects(!__builtin_mul_overflow(a, b, &out) && !__builtin_add_overflow(out, c, &out),
@@ -134,6 +135,9 @@ inline std::int32_t word_of(const plane_layout& p) {
 
 /// Fills in what follows from the rest (unit offsets, words, bytes of a unit) and checks all of it.
 ///
+/// That planes do not overlap each other depends on the addresses, and is the caller's to know.
+///
+/// @post  offsets of all page ids fit 64 bits; checked(checked(layout)) == checked(layout)
 /// @throws std::invalid_argument  naming the count or stride that is out of range, or overflows
 inline block_layout checked(block_layout layout) {
   detail::expects(layout.pages >= 1 && layout.pages <= std::numeric_limits<std::int32_t>::max(),
@@ -175,10 +179,14 @@ inline block_layout checked(block_layout layout) {
   return layout;
 }
 
-/// The engine's pool as the library sees it: a geometry, a layout, and the addresses of every layer.
-/// Borrowed: the memory is the engine's and outlives every transfer.
+/// The engine's pool as the library sees it: a geometry, a layout, and the addresses of every
+/// layer. Borrowed: the memory is the engine's and outlives every transfer. A copy has tables of
+/// its own.
+///
+/// @par Threads  any: nothing changes after the constructor
 class kv_pool {
  public:
+  /// @param geometry  of one unit: `kv_heads` are those of one head group
   /// @param layout  as `checked` returns it
   /// @param planes  [geometry.layers] device addresses, each a multiple of its plane's word and
   ///                `layout.plane_bytes(plane)` long
@@ -214,7 +222,8 @@ class kv_pool {
     check_layer(layer);
     return planes_[static_cast<std::size_t>(layer)];
   }
-  /// The elements of a plane (0: keys, 1: values, then their scales) of a layer.
+  /// The elements of a plane (0: keys, 1: values, then their scales) of a layer, for kernels.
+  /// @throws std::out_of_range  on a layer or plane that there is not
   [[nodiscard]] plane_reader reader(std::int32_t layer_index, std::int32_t plane) const {
     detail::expects<std::out_of_range>(plane >= 0 && plane < layout_.planes, "kv_pool: plane is ",
                                        plane, ", expected 0 to ", layout_.planes - 1);
@@ -222,6 +231,7 @@ class kv_pool {
             plane < geometry_.planes ? geometry_.element : element_type::f32,
             layer(layer_index).plane[plane]};
   }
+  /// @throws std::out_of_range  on a layer that the geometry does not have
   void check_layer(std::int32_t layer) const {
     detail::expects<std::out_of_range>(layer >= 0 && layer < geometry_.layers, "kv_pool: layer is ",
                                        layer, ", expected 0 to ", geometry_.layers - 1);

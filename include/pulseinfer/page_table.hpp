@@ -17,7 +17,8 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 /// vLLM's block table: a dense [requests, max_blocks] array of page ids, -1 (or any negative) where
 /// there is no page.
 ///
-/// A view. `pages` points to host memory where the host asks, to device memory where a kernel does.
+/// A view, which the array outlives. `pages` points to host memory where the host asks, to device
+/// memory where a kernel does.
 struct block_table {
   const std::int32_t* pages = nullptr;
   std::int64_t requests = 0;
@@ -32,7 +33,8 @@ struct block_table {
 };
 static_assert(page_table<block_table>);
 
-/// FlashInfer's page table: the pages of request r are indices[indptr[r]] to indices[indptr[r + 1]].
+/// FlashInfer's page table: the pages of request r are indices[indptr[r]] to
+/// indices[indptr[r + 1]], the latter excluded.
 ///
 /// A view, as block_table is.
 struct ragged_table {
@@ -40,6 +42,7 @@ struct ragged_table {
   const std::int32_t* indices = nullptr;  ///< page ids
   std::int64_t requests = 0;
 
+  /// As block_table::page.
   [[nodiscard]] PULSEINFER_HD std::int64_t page(std::int64_t request, std::int64_t block) const {
     if (request < 0 || request >= requests || block < 0) return -1;
     if (block >= std::int64_t{indptr[request + 1]} - indptr[request]) return -1;
@@ -49,8 +52,8 @@ struct ragged_table {
 };
 static_assert(page_table<ragged_table>);
 
-/// SGLang's table (`req_to_token`): a dense [requests, max_tokens] array of token slots. Slots of a page
-/// follow each other, so the first token of a block tells its page.
+/// SGLang's table (`req_to_token`): a dense [requests, max_tokens] array of token slots. Slots of a
+/// page follow each other, so the first token of a block tells its page.
 ///
 /// A view, as block_table is.
 struct slot_table {
@@ -59,6 +62,7 @@ struct slot_table {
   std::int64_t max_tokens = 0;
   std::int32_t page_tokens = 1;
 
+  /// As block_table::page.
   [[nodiscard]] PULSEINFER_HD std::int64_t page(std::int64_t request, std::int64_t block) const {
     if (request < 0 || request >= requests || block < 0 || max_tokens < 1) return -1;
     if (block > (max_tokens - 1) / page_tokens) return -1;
@@ -75,6 +79,7 @@ struct grouped_table {
   Table table;
   std::int32_t head_groups = 1;
 
+  /// The page id of a row's block, -1 where the engine's table has no page.
   [[nodiscard]] PULSEINFER_HD std::int64_t page(std::int64_t row, std::int64_t block) const {
     const std::int64_t page = row < 0 ? -1 : table.page(row / head_groups, block);
     return page < 0 ? -1 : page * head_groups + row % head_groups;
@@ -85,6 +90,8 @@ static_assert(page_table<grouped_table<block_table>>);
 /// Makes a block table over host memory, having read every entry.
 ///
 /// @param entries     [requests * max_blocks] page ids; host memory that outlives the view
+/// @param requests    rows of the array
+/// @param max_blocks  columns of the array
 /// @param pool_pages  pages of the pool
 /// @throws std::invalid_argument  if the array has another size
 /// @throws std::out_of_range      naming the first entry that points outside the pool

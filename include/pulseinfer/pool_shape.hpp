@@ -96,8 +96,11 @@ inline plane_layout transposed_plane(const kv_geometry& g, const pool_shape& sha
 /// The layout of a pool of `pages` engine pages.
 ///
 /// @param geometry  of one unit: `kv_heads` are the heads of one head group
-/// @throws std::invalid_argument  on a bad geometry, choices that exclude each other, or a pool that
-///                                overflows 64-bit offsets or 32-bit page ids
+/// @param pages     of the engine; page ids are as many times head_groups
+/// @param shape     how the engine arranges a page
+/// @return a layout as `checked` returns it
+/// @throws std::invalid_argument  on a bad geometry, choices that exclude each other, or a pool
+///                                that overflows 64-bit offsets or 32-bit page ids
 inline block_layout make_layout(const kv_geometry& geometry, std::int64_t pages,
                                 const pool_shape& shape = {}) {
   const kv_geometry g = checked(geometry);
@@ -137,6 +140,7 @@ inline block_layout make_layout(const kv_geometry& geometry, std::int64_t pages,
 }
 
 /// Keys and values apart, each [pages, tokens, heads, channels]: the plainest layout.
+/// @throws std::invalid_argument  as make_layout
 inline block_layout nhd_layout(const kv_geometry& geometry, std::int64_t pages) {
   return make_layout(geometry, pages);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Prefill over an offloaded prefix: whole layers of blocks stream into the pool, one layer ahead of
-/// the computation.
+/// Prefill over an offloaded prefix: whole layers of blocks stream into the pool, one layer ahead
+/// of the computation.
 #pragma once
 
 #include <cstddef>
@@ -27,24 +27,27 @@ enum class [[nodiscard]] prefix_outcome : std::uint8_t{
 
 /// Streams the first blocks of a sequence through two sets of pages, layer after layer.
 ///
-/// While the engine computes layer l over one set, layer l + 1 is on its way into the other. For each
-/// layer, in order: `sync_layer`, then the engine's work on the layer. The recall of layer l + 1 is
-/// ordered after what the engine's stream held when layer l was asked for: the work on layer l - 1,
-/// which read the same pages.
+/// While the engine computes layer l over one set, layer l + 1 is on its way into the other. For
+/// each layer, in order: `sync_layer`, then the engine's work on the layer. The recall of layer
+/// l + 1 is ordered after what the engine's stream held when layer l was asked for: the work on
+/// layer l - 1, which read the same pages.
 ///
 /// @par Threads  one at a time
-/// @par Life     mover and store outlive it. Before the pages are used for anything else, every layer
-///               has been gone on to, or `sync_dropped` has been called
+/// @par Life     mover and store outlive it. Before the pages are used for anything else, every
+///               layer has been gone on to, or `sync_dropped` has been called
 template <backend Backend, class Store>
 class prefix_stream {
  public:
   using stream_ref = typename Backend::stream_ref;
 
+  /// @param mover     outlives the prefix_stream
+  /// @param sequence  whose blocks 0 to pages of a set - 1 are streamed
   /// @param layers    layers that will be gone on to, from 0 on
-  /// @param even,odd  [blocks] distinct pages each, for layers 0, 2, ... and 1, 3, ...; block i of the
-  ///                  sequence goes to page i of a set
+  /// @param even,odd  [blocks] distinct pages each, for layers 0, 2, ... and 1, 3, ...; block i of
+  ///                  the sequence goes to page i of a set
   /// @param stream    the engine's; layer 0 starts to travel, ordered after what it holds
-  /// @throws std::invalid_argument, std::out_of_range  on sets of different sizes, or as recall_units
+  /// @throws std::invalid_argument, std::out_of_range  on sets of different sizes, or as
+  ///         recall_units
   prefix_stream(transfer_engine<Backend, Store>& mover, sequence_id sequence, std::int32_t layers,
                 std::span<const std::int32_t> even, std::span<const std::int32_t> odd,
                 stream_ref stream)
@@ -58,8 +61,9 @@ class prefix_stream {
     begin(0, stream);
   }
 
-  /// Goes on to the next layer: blocks the caller until its recall is submitted, makes `stream` wait
-  /// for it, and starts the layer after it. `pages` are then those of the layer.
+  /// Goes on to the next layer: blocks the caller until its recall is submitted, makes `stream`
+  /// wait for it, and starts the layer after it. `pages` are then those of the layer.
+  /// @param stream  the engine's, one and the same for all layers
   /// @throws std::logic_error  after the last layer
   prefix_outcome sync_layer(stream_ref stream) {
     detail::expects<std::logic_error>(layer_ < layers_, "prefix_stream: all ", layers_,
@@ -80,7 +84,8 @@ class prefix_stream {
   [[nodiscard]] std::span<const std::int32_t> pages() const noexcept {
     return pages_[(layer_ + 1) % 2];
   }
-  /// Gives up what is left: blocks until the recall under way has ended. The pages are then the engine's.
+  /// Gives up what is left: blocks until the recall under way has ended. The pages are then the
+  /// engine's.
   void sync_dropped() {
     layer_ = layers_;
     if (!under_way_) return;

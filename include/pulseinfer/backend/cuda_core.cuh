@@ -23,6 +23,7 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
+/// Which device, and how many workers.
 struct cuda_options {
   int device = -1;  ///< ordinal; -1: the device that is current in the calling thread
   int workers = 2;  ///< threads for host tasks, 1 to 1024

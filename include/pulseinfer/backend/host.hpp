@@ -39,6 +39,7 @@ struct link_pace {
   double seconds_per_copy = 0;  ///< the link is busy this much longer for each copy
 };
 
+/// How many workers, and how fast a link.
 struct host_options {
   int workers = 2;      ///< threads for host tasks, 1 to 1024
   link_pace link = {};  ///< the copy's thread spins until the link would be done
@@ -301,6 +302,7 @@ class host_backend {
     detail::host_stream* queue_;
   };
 
+  /// Owns an event. Its destructor waits for its last record.
   class event {
    public:
     event(event&&) noexcept = default;
@@ -318,6 +320,7 @@ class host_backend {
     std::unique_ptr<detail::host_event> state_;
   };
 
+  /// @throws std::invalid_argument  naming the option and its limit
   explicit host_backend(const host_options& options = {})
       : state_(std::make_shared<state>(options)) {}
 

@@ -82,6 +82,7 @@ class simulated_backend {
     detail::sim_stream* queue_;
   };
 
+  /// Owns an event. Its destructor goes on until its last record.
   class event {
    public:
     event(event&&) noexcept = default;
@@ -105,7 +106,9 @@ class simulated_backend {
     std::shared_ptr<detail::sim_record> record_;  ///< the last one; null before the first
   };
 
+  /// A machine by the clock. @throws std::invalid_argument on a profile that cannot be
   explicit simulated_backend(const timed& mode = {}) : owner_(make_owner(mode.profile)) {}
+  /// A machine whose order is drawn. @throws std::invalid_argument on a count of workers below 0
   explicit simulated_backend(const fuzzed& mode)
       : owner_(make_owner(mode.seed, mode.workers, mode.device_bytes)) {}
 
