@@ -337,7 +337,7 @@ TEST_CASE("transfer: no more transfers than may be in flight, and nothing change
       REQUIRE(step.has_value());
       CHECK(!r.mover.recall(*step, {&id, 1}, r.stream).has_value());
       CHECK(r.store.counts() == before);
-      first = std::move(second);  // both are still held
+      (void)(first = std::move(second));  // both are still held
       r.hot.discard(*step, r.rows_of({0}), r.stream);
       machine.sync(r.stream);
     }
