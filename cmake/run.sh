@@ -7,12 +7,14 @@
 #   CXX, CUDA_HOME, JOBS          compiler, CUDA toolkit, parallel jobs (default: all processors)
 #   PULSEINFER_CUDA_ON_CPU        source folder of a CUDA runtime that runs kernels on the CPU; absolute,
 #                                 or relative to the current folder or to the repository
+#   PULSEINFER_TEST_SEEDS         seeds a randomised test runs with
 #   PULSEINFER_CUDA_ARCHITECTURES CUDA architectures to compile for, as CMake writes them
 set -eu
 
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 build=$root/build/release
 jobs=${JOBS:-$(nproc 2>/dev/null || echo 2)}
+test_seconds=600 # a test that takes longer hangs
 nl='
 '
 
@@ -35,6 +37,14 @@ usage: sh cmake/run.sh VERB [ARGUMENTS...]
   test [CTEST ARGUMENTS...]
                         build everything and run all tests on every backend that works here
   bench                 build and run the benchmarks; the figures are build/bench/report.json
+  check                 clang-format, clang-tidy, every header alone under g++, clang++ and nvcc
+  sanitize [CTEST ARGUMENTS...]
+                        host and simulated tests and examples under AddressSanitizer with
+                        UndefinedBehaviorSanitizer, then under ThreadSanitizer
+  soak [CTEST ARGUMENTS...]
+                        test, with full counts and many seeds: takes long
+  mutants [NAMES...]    seed known faults into copies of the tree; a named check must catch each
+  docs                  make the pages of the headers, build/docs/html; any warning fails
 
 CUDA takes part where nvcc is found. Its tests run on the GPU, or without one on the CPU when
 PULSEINFER_CUDA_ON_CPU names the source folder of such a runtime.
@@ -122,7 +132,15 @@ look_for_tools() { # VERB
     esac
   fi
   case $1 in
-    test) if [ -z "${CXX:-}" ] || ! has_header doctest/doctest.h; then need "doctest" doctest-dev; fi ;;
+    check)
+      command -v clang++ >/dev/null 2>&1 || need "clang++" clang
+      command -v clang-format >/dev/null 2>&1 || need "clang-format" clang-format
+      command -v clang-tidy >/dev/null 2>&1 || need "clang-tidy" clang-tidy
+      ;;
+    mutants) command -v python3 >/dev/null 2>&1 || need "python3" python3 ;;
+  esac
+  case $1 in
+    test | sanitize | check | mutants) if [ -z "${CXX:-}" ] || ! has_header doctest/doctest.h; then need "doctest" doctest-dev; fi ;;
     bench) if [ -z "${CXX:-}" ] || ! has_header benchmark/benchmark.h; then need "Google Benchmark" libbenchmark-dev; fi ;;
   esac
 }
@@ -239,6 +257,12 @@ build_cpu_runtime() {
   printf '%s\n' "$source_dir" >"$runtime_dir/source"
 }
 
+# A compiler cache is used where there is one.
+launcher=
+if command -v ccache >/dev/null 2>&1; then
+  launcher='-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache'
+fi
+
 # --- Building -------------------------------------------------------------------------------------
 
 # configure OPTION...: switches the PULSEINFER_BUILD_* options on. Those that an earlier call switched
@@ -255,7 +279,7 @@ configure() {
     options="$options -D$option=$value"
   done
   # shellcheck disable=SC2086 # options without blanks
-  set -- $options "-DPULSEINFER_CUDA_RUNTIME_DIR=$runtime_dir"
+  set -- $options $launcher "-DPULSEINFER_CUDA_RUNTIME_DIR=$runtime_dir"
   [ -z "${PULSEINFER_CUDA_ARCHITECTURES:-}" ] ||
     set -- "$@" "-DPULSEINFER_CUDA_ARCHITECTURES=$PULSEINFER_CUDA_ARCHITECTURES"
   tools="$CXX $nvcc"
@@ -369,7 +393,7 @@ run_tests() { # [CTEST ARGUMENTS...]
   build_cpu_runtime
   configure PULSEINFER_BUILD_TESTS PULSEINFER_BUILD_EXAMPLES
   compile
-  if [ -n "$nvcc" ] && ! has_target tests_headers_cuda; then
+  if [ -n "$nvcc" ] && ! has_target tests_cuda; then
     cuda_state="left out by CMake, although $nvcc is there: delete $build and look at CMake's messages"
   fi
   log=$build/ctest.log
@@ -377,7 +401,7 @@ run_tests() { # [CTEST ARGUMENTS...]
   [ $device = no ] || export PULSEINFER_REQUIRE_DEVICE=1
   status=0
   (cd "$build" && "$ctest" --output-on-failure --no-tests=error --parallel "$jobs" \
-    --output-log "$log" "$@") || status=$?
+    --timeout "$test_seconds" --output-log "$log" "$@") || status=$?
   if [ -f "$log" ]; then
     summarise "$log"
     printf '\n'
@@ -386,13 +410,87 @@ run_tests() { # [CTEST ARGUMENTS...]
   return $status
 }
 
+# The tests as they are when nobody waits.
+soak() {
+  PULSEINFER_SOAK=1
+  PULSEINFER_TEST_SEEDS=${PULSEINFER_TEST_SEEDS:-400}
+  export PULSEINFER_SOAK PULSEINFER_TEST_SEEDS
+  test_seconds=14400
+  run_tests "$@"
+}
+
+# A program that clang++ or, failing that, $CXX builds with a sanitizer must run before they are used:
+# clang++ is the faster one, and the second compiler under which the tests then pass.
+find_sanitizer() { # FLAGS
+  for sanitizer in clang++ "$CXX"; do
+    if printf 'int main() {}\n' |
+      "$sanitizer" -std=c++20 "$1" -x c++ - -o "$root/build/probe" >/dev/null 2>&1 && "$root/build/probe"; then
+      rm -f "$root/build/probe"
+      return 0
+    fi
+  done
+  die "neither clang++ nor $CXX can build and run a program with $1"
+}
+
+# The presets asan and tsan. Their tests end at the first report, and with it not as they should.
+sanitize() {
+  install_tools sanitize
+  : "${PULSEINFER_TEST_SEEDS:=8}"
+  export PULSEINFER_TEST_SEEDS
+  mkdir -p "$root/build"
+  failed=
+  for preset in asan tsan; do
+    case $preset in
+      asan) find_sanitizer -fsanitize=address,undefined ;;
+      tsan) find_sanitizer -fsanitize=thread ;;
+    esac
+    say "$preset: building with $sanitizer"
+    tree=$root/build/$preset
+    grep -qs "^CMAKE_CXX_COMPILER:.*/$(basename "$sanitizer")\$" "$tree/CMakeCache.txt" || rm -rf "$tree"
+    # shellcheck disable=SC2086 # options without blanks
+    "$cmake" -S "$root" --preset $preset -G "$generator" -DCMAKE_CXX_COMPILER="$sanitizer" $launcher \
+      >"$root/build/$preset.log" 2>&1 || {
+      cat "$root/build/$preset.log" >&2
+      die "$preset cannot be configured"
+    }
+    "$cmake" --build "$tree" --parallel "$jobs" || die "$preset cannot be built"
+    log=$tree/ctest.log
+    rm -f "$log"
+    status=0
+    (cd "$root" && "$ctest" --preset $preset --parallel "$jobs" --timeout 1200 --output-log "$log" "$@") ||
+      status=$?
+    reports=$(grep -cE '(ERROR|WARNING|SUMMARY): [A-Za-z]*Sanitizer|: runtime error: ' "$log" || :)
+    passed=$(grep -cE ' Test +#[0-9]+: .* Passed ' "$log" || :)
+    line="$preset: $passed tests passed, $reports lines of sanitizer reports"
+    if [ $status -ne 0 ] || [ "$reports" -ne 0 ] || [ "$passed" -eq 0 ]; then
+      line="$line: FAILED, see $log"
+      failed=yes
+    fi
+    summary="${summary:-}$line$nl"
+  done
+  printf '\n%s' "$summary"
+  [ -z "$failed" ]
+}
+
+check() {
+  [ $# -eq 0 ] || die "check takes no arguments"
+  look_for_cuda
+  install_tools check
+  CXX=$CXX NVCC=$nvcc JOBS=$jobs sh "$root/cmake/check.sh"
+}
+
+mutants() {
+  install_tools mutants
+  CXX=$CXX JOBS=$jobs python3 "$root/tests/mutants" "$@"
+}
+
 bench() {
   [ $# -eq 0 ] || die "bench takes no arguments"
   look_for_cuda
   say "CUDA is $cuda_state"
   install_tools bench
   configure PULSEINFER_BUILD_BENCHMARKS
-  compile
+  compile --target benchmarks
   reports=$root/build/bench
   rm -rf "$reports"
   mkdir -p "$reports/figures"
@@ -418,6 +516,16 @@ bench() {
     -D "report=$reports/report.json" -P "$root/cmake/bench_report.cmake"
 }
 
+docs() {
+  [ $# -eq 0 ] || die "docs takes no arguments"
+  command -v doxygen >/dev/null 2>&1 || apt_install doxygen ||
+    die "doxygen is missing, and not installed from here: on Debian and Ubuntu, apt-get install doxygen"
+  rm -rf "$root/build/docs"
+  mkdir -p "$root/build/docs"
+  (cd "$root" && doxygen docs/Doxyfile) || die "doxygen has warnings, see above"
+  say "written to build/docs/html/index.html"
+}
+
 verb=${1:-}
 [ $# -eq 0 ] || shift
 case $verb in
@@ -425,6 +533,11 @@ case $verb in
   demo) demo "$@" ;;
   test) run_tests "$@" ;;
   bench) bench "$@" ;;
+  check) check "$@" ;;
+  sanitize) sanitize "$@" ;;
+  soak) soak "$@" ;;
+  mutants) mutants "$@" ;;
+  docs) docs "$@" ;;
   *)
     usage >&2
     die "there is no verb $verb"

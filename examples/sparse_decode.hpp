@@ -19,7 +19,8 @@ int sparse_decode(Backend backend) {
   const kv_geometry geometry{.layers = 1, .kv_heads = 2, .head_dim = 64, .block_tokens = 16};
   const block_layout layout = nhd_layout(geometry, 64);
   device_buffer<std::byte, Backend> memory(backend, 2 * layout.plane_bytes());
-  const kv_pool pool(geometry, layout, {{{memory.data(), memory.data() + layout.plane_bytes()}}});
+  const kv_pool pool(geometry, layout,
+                     {{.plane = {memory.data(), memory.data() + layout.plane_bytes()}}});
   pinned_buffer<float, Backend> queries(backend, 8 * 64);
   pinned_buffer<std::int32_t, Backend> engine(backend, 66);  // request, tokens, block table
   std::fill(queries.data(), queries.data() + queries.size(), 0.5f);

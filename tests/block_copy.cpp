@@ -14,6 +14,7 @@
 #include "pulseinfer/detail/random.hpp"
 #include "pulseinfer/layout.hpp"
 #include "support/device_array.hpp"
+#include "support/plain_layout.hpp"
 
 namespace {
 
@@ -42,22 +43,34 @@ struct one_layer {
         device_values(backend, values, stream) {}
 
   [[nodiscard]] pulseinfer::layer_planes planes() const {
-    return {{device_keys.data(), device_values.data()}};
+    return {.plane = {device_keys.data(), device_values.data()}};
   }
   /// The bytes of a unit: its strips, joined.
   [[nodiscard]] bytes unit(std::int64_t page) const {
     bytes joined;
-    for (const bytes* plane : {&keys, &values}) {
-      const auto begin = plane->begin() + layout.page_offset(page);
-      joined.insert(joined.end(), begin, begin + layout.strip_bytes);
-    }
+    each_strip(page, [&](const bytes& plane, std::int64_t at, std::int64_t size) {
+      joined.insert(joined.end(), plane.begin() + at, plane.begin() + at + size);
+    });
+    joined.resize(static_cast<std::size_t>(layout.unit_bytes()));
     return joined;
   }
   /// What a scatter of `unit` to `page` should make of the planes.
   void expect(std::int64_t page, const std::byte* unit) {
-    std::copy_n(unit, layout.strip_bytes, keys.begin() + layout.page_offset(page));
-    std::copy_n(unit + layout.strip_bytes, layout.strip_bytes,
-                values.begin() + layout.page_offset(page));
+    each_strip(page, [&](const bytes& plane, std::int64_t at, std::int64_t size) {
+      std::copy_n(unit, size, const_cast<bytes&>(plane).begin() + at);
+      unit += size;
+    });
+  }
+  /// Calls visit(plane, offset, bytes) for the strips of a page, in order.
+  template <class Visit>
+  void each_strip(std::int64_t page, Visit visit) const {
+    for (int p = 0; p < 2; ++p) {
+      const pulseinfer::plane_layout& plane = layout.plane[p];
+      for (std::int64_t i = 0; i < plane.strips; ++i) {
+        visit(p == 0 ? keys : values, layout.page_offset(page, p) + i * plane.strip_stride,
+              plane.strip_bytes);
+      }
+    }
   }
   void check(test::backend::stream& stream) {
     CHECK((device_keys.download(stream) == keys));
@@ -69,14 +82,30 @@ struct one_layer {
   device_bytes device_keys, device_values;
 };
 
-/// Strips of one word, of an odd number of words, and of many; pages close together and apart.
+/// Pages of several strips, in two head groups, the second plane unlike the first.
+block_layout stripes() {
+  const pulseinfer::plane_layout keys{
+      .page_stride = 112, .group_stride = 8, .strips = 3, .strip_stride = 32, .strip_bytes = 8};
+  const pulseinfer::plane_layout values{.base = 4,
+                                        .page_stride = 60,
+                                        .group_stride = 28,
+                                        .strips = 2,
+                                        .strip_stride = 12,
+                                        .strip_bytes = 12};
+  return pulseinfer::checked({.pages = 10, .head_groups = 2, .planes = 2, .plane = {keys, values}});
+}
+
+/// Strips of one word, of an odd number of words, of many, and of bytes that are no words.
 const std::vector<block_layout>& layouts() {
-  static const std::vector<block_layout> all = {
-      {.pages = 9, .page_stride = 16, .strip_bytes = 16},
-      {.pages = 9, .page_stride = 48, .strip_bytes = 16},
-      {.pages = 9, .page_stride = 112, .strip_bytes = 80},
-      {.pages = 9, .page_stride = 512, .strip_bytes = 512},
-  };
+  static const std::vector<block_layout> all = {test::plain_layout(9, 16, 16),
+                                                test::plain_layout(9, 48, 16),
+                                                test::plain_layout(9, 112, 80),
+                                                test::plain_layout(9, 512, 512),
+                                                test::plain_layout(9, 24, 24),
+                                                test::plain_layout(9, 20, 12),
+                                                test::plain_layout(9, 26, 26),
+                                                test::plain_layout(9, 35, 29),
+                                                stripes()};
   return all;
 }
 
@@ -91,8 +120,8 @@ template <class Run>
 void each_shape(Run run) {
   test::each_backend([&](test::backend backend) {
     for (const block_layout& layout : layouts()) {
-      CAPTURE(layout.strip_bytes);
-      CAPTURE(layout.page_stride);
+      CAPTURE(layout.plane[0].strip_bytes);
+      CAPTURE(layout.plane[0].page_stride);
       for (const std::vector<std::int32_t>& pages : page_lists()) {
         CAPTURE(pages.size());
         run(backend, layout, pages);
@@ -125,7 +154,13 @@ TEST_CASE("block copy: gathered units are the pages' strips, joined") {
       std::copy(unit.begin(), unit.end(),
                 expected.begin() + static_cast<std::int64_t>(i) * layout.unit_bytes());
     }
-    CHECK((chunk.download(stream) == expected));
+    const bytes is = chunk.download(stream);
+    // What fills a unit up to whole words is nobody's.
+    const std::int64_t payload = layout.plane[0].bytes() + layout.plane[1].bytes();
+    for (std::int64_t i = 0; i <= units; ++i) {
+      const auto begin = i * layout.unit_bytes();
+      CHECK(std::equal(is.begin() + begin, is.begin() + begin + payload, expected.begin() + begin));
+    }
     pool.check(stream);
   });
 }
@@ -189,8 +224,8 @@ TEST_CASE("block copy: the count of units may be known to the device alone") {
 TEST_CASE("block copy: offload and recall give the same bytes back in other pages") {
   test::each_backend([](test::backend backend) {
     const block_layout& here = layouts()[1];
-    block_layout there = here;  // the store's units do not depend on the strides of a pool
-    there.page_stride = 16;
+    // The store's units do not depend on the strides of a pool.
+    const block_layout there = test::plain_layout(9, 16, 16);
     auto stream = backend.make_stream(stream_priority::high);
     one_layer from(backend, here, 17, stream), to(backend, there, 19, stream);
     const device_ids sources(backend, {2, 7, 5}, stream), targets(backend, {0, 5, 8}, stream);
@@ -210,18 +245,19 @@ TEST_CASE("block copy: offload and recall give the same bytes back in other page
 
 /// No memory is touched: positions are arithmetic, and far pages are beyond 32 bits.
 TEST_CASE("fault 51: a word of a far page is found beyond 32 bits") {
-  const block_layout layout{.pages = 3'000, .page_stride = 1'039'680, .strip_bytes = 1'039'680};
+  const block_layout layout = test::plain_layout(3'000, 1'039'680, 1'039'680);
   const auto first = pulseinfer::detail::locate_word(layout, 2'066, 0);
   CHECK(first.plane == 0);
-  CHECK(first.offset == 2'147'978'880);
-  const std::int64_t strip_words = layout.strip_bytes / 16;
+  CHECK(first.in_pool == 2'147'978'880);
+  const std::int64_t strip_words = layout.plane[0].words();
   const auto last = pulseinfer::detail::locate_word(layout, 2'066, strip_words - 1);
   CHECK(last.plane == 0);
-  CHECK(last.offset == 2'147'978'880 + 1'039'664);
+  CHECK(last.in_pool == 2'147'978'880 + 1'039'664);
   const auto other_plane = pulseinfer::detail::locate_word(layout, 2'066, strip_words);
   CHECK(other_plane.plane == 1);
-  CHECK(other_plane.offset == 2'147'978'880);
-  CHECK(pulseinfer::detail::locate_word(layout, 2'066, 2 * strip_words - 1).offset == last.offset);
+  CHECK(other_plane.in_pool == 2'147'978'880);
+  CHECK(pulseinfer::detail::locate_word(layout, 2'066, 2 * strip_words - 1).in_pool ==
+        last.in_pool);
 }
 
 TEST_CASE("block copy: the CPU joins units, a null leaves a gap") {

@@ -20,6 +20,7 @@
 
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/detail/random.hpp"
+#include "support/rounds.hpp"
 #include "support/store_model.hpp"
 
 namespace {
@@ -656,7 +657,7 @@ TEST_CASE("fault 13: a store that was full in pieces is whole again") {
 }
 
 TEST_CASE("faults 6, 14: random operations agree with a plain model, counts and content") {
-  constexpr int operations = 5'000;
+  const int operations = test::rounds(5'000, 100'000);
   for (std::uint64_t seed = 1; seed <= 4; ++seed) {
     CAPTURE(seed);
     twins both(test::make_backend(), seed);
@@ -701,8 +702,9 @@ TEST_CASE("block store: readers see whole units while a writer evicts") {
       readers.emplace_back([&, i] { read(i + 1, found[i], wrong[i]); });
     }
     pulseinfer::detail::random_source draw(9);
+    const auto wanted = test::rounds<std::int64_t>(5'000, 200'000);
     std::int64_t committed = 0;
-    for (std::int64_t attempt = 0; attempt < 400'000 && committed < 5'000; ++attempt) {
+    for (std::int64_t attempt = 0; attempt < 80 * wanted && committed < wanted; ++attempt) {
       if (attempt % 8 == 0) std::this_thread::yield();  // also where there is one processor
       const sequence_id id = ids[draw.below(sequences)];
       const unit at{static_cast<std::int32_t>(draw.below(layers)),

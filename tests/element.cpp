@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "pulseinfer/detail/random.hpp"
+#include "support/rounds.hpp"
 
 namespace {
 
@@ -117,7 +118,7 @@ TEST_CASE("element: random floats become the nearest half") {
   const std::vector<double> values = all_f16_values();
   pulseinfer::detail::random_source draw(11);
   comparison found;
-  for (int i = 0; i < 100'000; ++i) {
+  for (int i = 0; i < test::rounds(20'000, 10'000'000); ++i) {
     const float any = float_of(static_cast<std::uint32_t>(draw.next()));
     if (!std::isnan(any)) found.add(values, any);
     // Most floats are far outside the range of halves: others are drawn from within.
@@ -183,3 +184,38 @@ static_assert(pulseinfer::element_bytes(element_type::f32) == 4);
 static_assert(pulseinfer::element_bytes(element_type::f16) == 2);
 static_assert(pulseinfer::element_bytes(element_type::bf16) == 2);
 static_assert(pulseinfer::element_bytes(static_cast<element_type>(77)) == 0);
+
+TEST_CASE("element: FP8 E4M3 and E5M2, bit pattern by bit pattern") {
+  for (std::uint32_t bits = 0; bits < 256; ++bits) {
+    const double sign = (bits & 0x80) != 0 ? -1 : 1;
+    const auto byte = static_cast<std::uint8_t>(bits);
+    CAPTURE(bits);
+    const int exponent4 = static_cast<int>(bits >> 3 & 15);
+    const int mantissa4 = static_cast<int>(bits & 7);
+    const float e4m3 = pulseinfer::float_from_f8_e4m3(byte);
+    if ((bits & 0x7f) == 0x7f) {
+      CHECK(std::isnan(e4m3));
+    } else {
+      CHECK(e4m3 == sign * (exponent4 == 0 ? mantissa4 * 0x1p-9
+                                           : std::ldexp(8 + mantissa4, exponent4 - 10)));
+      CHECK(std::signbit(e4m3) == (sign < 0));
+    }
+    const int exponent5 = static_cast<int>(bits >> 2 & 31);
+    const int mantissa5 = static_cast<int>(bits & 3);
+    const float e5m2 = pulseinfer::float_from_f8_e5m2(byte);
+    if (exponent5 == 31) {
+      CHECK(std::isnan(e5m2) == (mantissa5 != 0));
+      if (mantissa5 == 0) CHECK(e5m2 == static_cast<float>(sign) * inf);
+    } else {
+      CHECK(e5m2 == sign * (exponent5 == 0 ? mantissa5 * 0x1p-16
+                                           : std::ldexp(4 + mantissa5, exponent5 - 17)));
+    }
+  }
+  CHECK(pulseinfer::float_from_f8_e4m3(0x7e) == 448.0f);
+  CHECK(pulseinfer::float_from_f8_e5m2(0x7b) == 57344.0f);
+  const std::int8_t numbers[] = {-128, -1, 0, 127};
+  for (int i = 0; i < 4; ++i) {
+    CHECK(pulseinfer::load_element(numbers, i, pulseinfer::element_type::i8) ==
+          static_cast<float>(numbers[i]));
+  }
+}

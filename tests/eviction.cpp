@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pulseinfer/detail/random.hpp"
+#include "support/rounds.hpp"
 
 namespace {
 
@@ -76,7 +77,7 @@ TEST_CASE("lru: random operations keep the order of a searched list") {
     naive_lru model;
     pulseinfer::detail::random_source draw(static_cast<std::uint64_t>(capacity));
     std::int64_t differences = 0;
-    for (int i = 0; i < 5'000; ++i) {
+    for (int i = 0; i < test::rounds(5'000, 500'000); ++i) {
       const auto group =
           static_cast<std::int32_t>(draw.below(static_cast<std::uint64_t>(capacity)));
       if (!model.contains(group)) {

@@ -64,16 +64,36 @@ TEST_CASE("geometry: an extent out of range is named with its value") {
   }
 }
 
-TEST_CASE("geometry: keys that are no whole number of words are refused") {
-  for (const std::int32_t head_dim : {1, 4, 7, 9, 12}) {
+TEST_CASE("geometry: a unit is filled up to whole words") {
+  for (const std::int32_t head_dim : {1, 4, 7, 8, 9, 12}) {
     const kv_geometry geometry{1, 1, head_dim, 1, element_type::f16};
-    const std::string expected = "are " + std::to_string(2 * head_dim) + " bytes";
-    CHECK_THROWS_WITH_AS((void)checked(geometry), doctest::Contains(expected.c_str()),
-                         std::invalid_argument);
+    CHECK(checked(geometry).unit_bytes() == (4 * head_dim + 15) / 16 * 16);
   }
   // It is the block that counts, not the token: four tokens of 12 bytes are three words.
   const kv_geometry odd_tokens{1, 1, 6, 4, element_type::bf16};
   CHECK(checked(odd_tokens).unit_bytes() == 96);
+}
+
+TEST_CASE("geometry: scales and latents") {
+  kv_geometry geometry{1, 8, 128, 16, element_type::f8_e4m3};
+  CHECK(geometry.unit_bytes() == 32'768);
+  geometry.scales = pulseinfer::scale_kind::per_token_head;
+  CHECK(geometry.scale_bytes() == 512);
+  CHECK(geometry.unit_bytes() == 32'768 + 1'024);
+  geometry.scales = pulseinfer::scale_kind::per_head;
+  CHECK(geometry.unit_bytes() == 32'768 + 64);
+  const kv_geometry latent{60, 1, 576, 64, element_type::bf16, 1};  // DeepSeek's, 64 tokens a page
+  CHECK(checked(latent).unit_bytes() == 73'728);
+  for (const std::int32_t planes : {0, -1, 3}) {
+    geometry.planes = planes;
+    const std::string expected = "planes is " + std::to_string(planes) + ", expected 1 to 2";
+    CHECK_THROWS_WITH_AS((void)checked(geometry), doctest::Contains(expected.c_str()),
+                         std::invalid_argument);
+  }
+  geometry.planes = 2;
+  geometry.scales = static_cast<pulseinfer::scale_kind>(7);
+  CHECK_THROWS_WITH_AS((void)checked(geometry), doctest::Contains("scales is 7"),
+                       std::invalid_argument);
 }
 
 TEST_CASE("geometry: an element that is none of the types is refused") {

@@ -11,13 +11,18 @@
 #include <stdexcept>
 #include <vector>
 
+#include "pulseinfer/pool_shape.hpp"
+#include "support/plain_layout.hpp"
+
 namespace {
 
 using pulseinfer::block_layout;
+using pulseinfer::checked;
 using pulseinfer::kv_geometry;
 using pulseinfer::kv_pool;
 using pulseinfer::layer_planes;
 using pulseinfer::nhd_layout;
+using pulseinfer::plane_layout;
 
 constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
 constexpr kv_geometry small{.layers = 2, .kv_heads = 3, .head_dim = 8, .block_tokens = 4};
@@ -26,35 +31,15 @@ constexpr kv_geometry small{.layers = 2, .kv_heads = 3, .head_dim = 8, .block_to
 std::vector<layer_planes> planes_of(std::int32_t layers) {
   static std::byte memory[64];
   auto* const aligned = memory + 16 - reinterpret_cast<std::uintptr_t>(memory) % 16;
-  return std::vector<layer_planes>(static_cast<std::size_t>(layers), {{aligned, aligned + 16}});
+  return std::vector<layer_planes>(static_cast<std::size_t>(layers),
+                                   {.plane = {aligned, aligned + 16}});
 }
 
 /// `small` with room between its pages.
 block_layout padded_layout() {
   block_layout layout = nhd_layout(small, 5);
-  layout.page_stride += 48;
-  return layout;
-}
-
-/// Law: strips of distinct pages never overlap, and lie inside the plane. Counted byte by byte.
-void check_strips(const block_layout& layout) {
-  std::vector<int> owners(static_cast<std::size_t>(layout.plane_bytes()));
-  for (std::int64_t page = 0; page < layout.pages; ++page) {
-    const std::int64_t begin = layout.page_offset(page);
-    REQUIRE(begin >= 0);
-    REQUIRE(begin + layout.strip_bytes <= layout.plane_bytes());
-    for (std::int64_t i = begin; i < begin + layout.strip_bytes; ++i) {
-      ++owners[static_cast<std::size_t>(i)];
-    }
-  }
-  std::int64_t owned = 0;
-  bool once = true;
-  for (const int owner : owners) {
-    once = once && owner <= 1;
-    owned += owner;
-  }
-  CHECK(once);
-  CHECK(owned == layout.pages * layout.strip_bytes);
+  for (plane_layout& plane : layout.plane) plane.page_stride += 48;
+  return checked(layout);
 }
 
 }  // namespace
@@ -62,56 +47,54 @@ void check_strips(const block_layout& layout) {
 TEST_CASE("layout: a dense layout follows from the geometry") {
   const kv_geometry llama{.layers = 32, .kv_heads = 8, .head_dim = 128};
   const block_layout layout = nhd_layout(llama, 100);
-  CHECK(layout == block_layout{.pages = 100,
-                               .page_stride = 32'768,
-                               .strip_bytes = 32'768,
-                               .token_stride = 2'048,
-                               .head_stride = 256});
+  CHECK(layout.pages == 100);
+  CHECK(layout.head_groups == 1);
+  CHECK(layout.planes == 2);
+  plane_layout keys{.page_stride = 32'768,
+                    .group_stride = 2'048,
+                    .strip_stride = 2'048,
+                    .strip_bytes = 32'768,
+                    .token_stride = 2'048,
+                    .head_stride = 256,
+                    .channel_stride = 2,
+                    .word = 16};
+  CHECK(layout.plane[0] == keys);
+  keys.unit_offset = 32'768;
+  CHECK(layout.plane[1] == keys);
   CHECK(layout.unit_bytes() == 65'536);
   CHECK(layout.unit_words() == 4'096);
   CHECK(layout.plane_bytes() == 3'276'800);
 }
 
-TEST_CASE("layout: strips are disjoint and inside their plane") {
-  check_strips(nhd_layout(small, 5));
-  check_strips(nhd_layout(small, 1));
-  check_strips(padded_layout());
-}
-
-TEST_CASE("layout: every channel of a page has a place of its own in the page's strip") {
-  for (const block_layout& layout : {nhd_layout(small, 5), padded_layout()}) {
-    std::vector<int> owners(static_cast<std::size_t>(layout.plane_bytes()));
-    for (std::int64_t page = 0; page < layout.pages; ++page) {
-      for (std::int64_t token = 0; token < small.block_tokens; ++token) {
-        for (std::int64_t head = 0; head < small.kv_heads; ++head) {
-          const std::int64_t begin = layout.offset(page, token, head);
-          CHECK(begin >= layout.page_offset(page));
-          REQUIRE(begin + small.head_bytes() <= layout.page_offset(page) + layout.strip_bytes);
-          for (std::int64_t i = 0; i < small.head_bytes(); ++i) {
-            ++owners[static_cast<std::size_t>(begin + i)];
-          }
-        }
-      }
-    }
-    std::int64_t owned = 0;
-    bool once = true;
-    for (const int owner : owners) {
-      once = once && owner <= 1;
-      owned += owner;
-    }
-    CHECK(once);
-    CHECK(owned == layout.pages * layout.strip_bytes);
-  }
+TEST_CASE("layout: the word is the largest that divides all strides, offsets and bytes") {
+  const auto word_of = [](plane_layout plane) {
+    return checked({.pages = 4, .planes = 1, .plane = {plane}}).plane[0].word;
+  };
+  CHECK(word_of({.page_stride = 64, .strip_bytes = 64}) == 16);
+  CHECK(word_of({.page_stride = 64, .strip_bytes = 24}) == 8);
+  CHECK(word_of({.page_stride = 36, .strip_bytes = 32}) == 4);
+  CHECK(word_of({.base = 2, .page_stride = 64, .strip_bytes = 64}) == 2);
+  CHECK(word_of({.page_stride = 65, .strip_bytes = 64}) == 1);
+  CHECK(word_of({.page_stride = 64, .strips = 2, .strip_stride = 24, .strip_bytes = 16}) == 8);
+  // The second plane begins in the unit where the first one ends.
+  const block_layout uneven = checked(
+      {.pages = 1,
+       .planes = 2,
+       .plane = {{.page_stride = 20, .strip_bytes = 20}, {.page_stride = 64, .strip_bytes = 64}}});
+  CHECK(uneven.plane[1].unit_offset == 20);
+  CHECK(uneven.plane[1].word == 4);
+  CHECK(uneven.unit_bytes() == 96);
+  CHECK(uneven.unit_words() == 5 + 16);
 }
 
 TEST_CASE("fault 51: offsets of far pages do not wrap at 32 bits") {
-  const block_layout wide{.pages = 4'000, .page_stride = 1'039'680, .strip_bytes = 1'039'680};
+  const block_layout wide = test::plain_layout(4'000, 1'039'680, 1'039'680);
   CHECK(wide.page_offset(2'066) == 2'147'978'880);
   CHECK(wide.offset(2'066, 0, 0) == 2'147'978'880);
-  const block_layout narrow{.pages = 262'145, .page_stride = 16'384, .strip_bytes = 16'384};
+  const block_layout narrow = test::plain_layout(262'145, 16'384, 16'384);
   CHECK(narrow.page_offset(262'144) == 4'294'967'296);
   CHECK(narrow.plane_bytes() == 4'294'983'680);
-  const block_layout many{.pages = 1 << 30, .page_stride = 1 << 30, .strip_bytes = 1 << 30};
+  const block_layout many = test::plain_layout(1 << 30, 1 << 30, 1 << 30);
   CHECK(many.offset((1 << 30) - 1, 0, 0) == (std::int64_t{1} << 60) - (1 << 30));
 }
 
@@ -138,7 +121,11 @@ TEST_CASE("layout: a pool gives back what it was made of") {
   for (const std::int32_t layer : {0, 1}) {
     for (const int plane : {0, 1}) {
       CHECK(pool.layer(layer).plane[plane] == planes[0].plane[plane]);
+      CHECK(pool.reader(layer, plane).memory == planes[0].plane[plane]);
+      CHECK(pool.reader(layer, plane).at == padded_layout().plane[plane]);
     }
+    CHECK_THROWS_WITH_AS((void)pool.reader(layer, 2), "kv_pool: plane is 2, expected 0 to 1",
+                         std::out_of_range);
   }
 }
 
@@ -173,19 +160,31 @@ void check_refused(const char* text, Change change) {
 TEST_CASE("layout: a pool whose strides do not fit is refused") {
   check_refused("pages is 0", [](block_layout& l) { l.pages = 0; });
   check_refused("pages is -3", [](block_layout& l) { l.pages = -3; });
-  check_refused("strip_bytes is 176, expected 192",
-                [](block_layout& l) { l.strip_bytes = 192 - 16; });
-  check_refused("strip_bytes is ", [](block_layout& l) { l.strip_bytes = most - 15; });
-  // Twice this is the geometry's unit, in 64 bits that wrap.
-  check_refused("strip_bytes is ", [](block_layout& l) {
-    l.strip_bytes = std::numeric_limits<std::int64_t>::min() + 192;
+  check_refused("a page holds 368 bytes, the geometry's unit has 384",
+                [](block_layout& l) { l.plane[1].strip_bytes = 192 - 16; });
+  check_refused("strip_bytes of plane 0 is 0", [](block_layout& l) { l.plane[0].strip_bytes = 0; });
+  check_refused("overflow", [](block_layout& l) {
+    l.plane[0].strip_bytes = l.plane[0].page_stride = most - 15;
   });
-  check_refused("page_stride is 176", [](block_layout& l) { l.page_stride = 192 - 16; });
-  check_refused("page_stride is 0", [](block_layout& l) { l.page_stride = 0; });
-  check_refused("page_stride is -192", [](block_layout& l) { l.page_stride = -192; });
-  check_refused("page_stride is 200", [](block_layout& l) { l.page_stride = 200; });
-  check_refused("overflow", [](block_layout& l) { l.pages = most / 192 + 1; });
-  check_refused("overflow", [](block_layout& l) { l.page_stride = most / 5 / 16 * 16 + 16; });
+  check_refused("strips of plane 1 is 0", [](block_layout& l) { l.plane[1].strips = 0; });
+  check_refused("strip_stride of plane 1 is 5", [](block_layout& l) {
+    l.plane[1].strips = 2;
+    l.plane[1].strip_stride = 5;
+  });
+  check_refused("page_stride of plane 0 is 176, expected at least 192",
+                [](block_layout& l) { l.plane[0].page_stride = 192 - 16; });
+  check_refused("page_stride of plane 1 is -192",
+                [](block_layout& l) { l.plane[1].page_stride = -192; });
+  check_refused("base of plane 1 is -1", [](block_layout& l) { l.plane[1].base = -1; });
+  check_refused("head_groups is 2, with 5 page ids", [](block_layout& l) { l.head_groups = 2; });
+  check_refused("head_groups is 0", [](block_layout& l) { l.head_groups = 0; });
+  check_refused("planes is 0", [](block_layout& l) { l.planes = 0; });
+  check_refused("planes is 5", [](block_layout& l) { l.planes = 5; });
+  check_refused("the layout has 1 planes, the geometry needs 2", [](block_layout& l) {
+    l.planes = 1;
+    l.plane[0].strip_bytes = l.plane[0].page_stride = 384;
+  });
+  check_refused("overflow", [](block_layout& l) { l.plane[0].page_stride = most / 4; });
 }
 
 TEST_CASE("layout: a pool whose addresses do not fit is refused") {
@@ -198,10 +197,10 @@ TEST_CASE("layout: a pool whose addresses do not fit is refused") {
   std::vector<layer_planes> planes = planes_of(2);
   planes[1].plane[1] += 8;
   CHECK_THROWS_WITH_AS((void)kv_pool(small, layout, planes),
-                       doctest::Contains("an address of layer 1 is 8 bytes past"),
+                       doctest::Contains("address 1 of layer 1 is 8 bytes past a multiple of 16"),
                        std::invalid_argument);
   planes[0].plane[0] = nullptr;
   CHECK_THROWS_WITH_AS((void)kv_pool(small, layout, planes),
-                       doctest::Contains("an address of layer 0 is null"), std::invalid_argument);
+                       doctest::Contains("address 0 of layer 0 is null"), std::invalid_argument);
   CHECK_THROWS_AS((void)kv_pool(kv_geometry{}, layout, planes_of(2)), std::invalid_argument);
 }

@@ -82,3 +82,56 @@ TEST_CASE("page table: an empty table has no pages") {
   CHECK(checked_block_table({}, 5, 0, 8).page(0, 0) == -1);
   CHECK(checked_block_table({}, 0, 5, 8).page(0, 0) == -1);
 }
+
+TEST_CASE("page table: FlashInfer's ragged table") {
+  const std::int32_t indptr[] = {0, 3, 3, 5};
+  const std::int32_t indices[] = {4, 0, -2, 9, 1};
+  const pulseinfer::ragged_table table{indptr, indices, 3};
+  const std::int64_t expected[3][4] = {{4, 0, -1, -1}, {-1, -1, -1, -1}, {9, 1, -1, -1}};
+  for (std::int64_t request = 0; request < 3; ++request) {
+    for (std::int64_t block = 0; block < 4; ++block) {
+      CHECK(table.page(request, block) == expected[request][block]);
+    }
+  }
+  constexpr std::int64_t far = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t outside : {std::int64_t{-1}, std::int64_t{3}, -far, far}) {
+    CHECK(table.page(outside, 0) == -1);
+    CHECK(table.page(2, outside) == -1);
+  }
+  CHECK(pulseinfer::ragged_table{}.page(0, 0) == -1);
+}
+
+TEST_CASE("page table: SGLang's token slots") {
+  const std::int32_t slots[2][6] = {{8, 9, 4, 5, -1, -1}, {0, 1, -1, -1, -1, -1}};
+  const pulseinfer::slot_table pairs{&slots[0][0], 2, 6, 2};
+  CHECK(pairs.page(0, 0) == 4);
+  CHECK(pairs.page(0, 1) == 2);
+  CHECK(pairs.page(0, 2) == -1);
+  CHECK(pairs.page(1, 0) == 0);
+  CHECK(pairs.page(1, 1) == -1);
+  const pulseinfer::slot_table tokens{&slots[0][0], 2, 6, 1};
+  CHECK(tokens.page(0, 1) == 9);
+  CHECK(tokens.page(1, 1) == 1);
+  // A last page that the table cuts short counts by its first token.
+  const pulseinfer::slot_table fours{&slots[0][0], 2, 6, 4};
+  CHECK(fours.page(0, 1) == -1);
+  constexpr std::int64_t far = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t outside : {std::int64_t{-1}, std::int64_t{6}, -far, far}) {
+    CHECK(tokens.page(outside, 0) == -1);
+    CHECK(tokens.page(0, outside) == -1);
+    CHECK(pairs.page(0, outside) == -1);
+  }
+  CHECK(pulseinfer::slot_table{}.page(0, 0) == -1);
+}
+
+TEST_CASE("page table: rows over head groups") {
+  const block_table heads = checked_block_table(entries, requests, max_blocks, 8);
+  const pulseinfer::grouped_table<block_table> table{heads, 4};
+  CHECK(table.page(0, 0) == 5 * 4);
+  CHECK(table.page(3, 0) == 5 * 4 + 3);
+  CHECK(table.page(1, 1) == -1);
+  CHECK(table.page(4, 1) == 6 * 4);
+  CHECK(table.page(7, 0) == 7 * 4 + 3);
+  CHECK(table.page(8, 0) == -1);
+  CHECK(table.page(-1, 0) == -1);
+}

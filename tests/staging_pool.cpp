@@ -18,6 +18,7 @@
 #include "support/device_array.hpp"
 #include "support/hold.hpp"
 #include "support/host_function.hpp"
+#include "support/rounds.hpp"
 
 namespace {
 
@@ -250,9 +251,9 @@ TEST_CASE("staging pool: its end waits for the work on its chunks") {
 
 TEST_CASE("staging pool: threads share two chunks") {
   if constexpr (test::takes_threads<test::backend>) {
-    constexpr int rounds = 300;
+    const int rounds = test::rounds(300, 100'000);
     pool_type pool(test::make_backend(), 256, 2);
-    const auto use = [&pool](std::byte mine, bool& undisturbed) {
+    const auto use = [&pool, rounds](std::byte mine, bool& undisturbed) {
       for (int round = 0; round < rounds; ++round) {
         noting_waiter waiter;
         chunk_type* chunk = pool.acquire_or_wait(waiter);

@@ -53,8 +53,8 @@ struct list_pages {
 
 /// What the three attention kernels share.
 struct attention_view {
-  pulseinfer::block_layout layout;
-  pulseinfer::layer_planes pool;
+  pulseinfer::plane_reader keys;
+  pulseinfer::plane_reader values;
   const std::int32_t* pages;
   const std::int32_t* lengths;
   std::int64_t width;  ///< pages a row
@@ -65,12 +65,6 @@ struct attention_view {
   const float* queries;  ///< [rows, query_heads, head_dim]
   float* weights;        ///< [rows * query_heads, width * block_tokens]
   float* output;         ///< [rows * query_heads, head_dim]
-
-  [[nodiscard]] PULSEINFER_HD float element(int plane, std::int64_t page, std::int64_t token,
-                                            std::int64_t head, std::int64_t channel) const {
-    const std::byte* at = pool.plane[plane] + layout.offset(page, token, head / heads_per_kv);
-    return pulseinfer::float_from_f16(reinterpret_cast<const std::uint16_t*>(at)[channel]);
-  }
 };
 
 /// Kernel body: the logit of one token for one (row, query head).
@@ -85,7 +79,8 @@ struct attention_logits {
     if (token < v.lengths[entry]) {
       logit = 0.0f;
       for (std::int32_t c = 0; c < v.head_dim; ++c) {
-        logit += v.queries[list * v.head_dim + c] * v.element(0, v.pages[entry], token, head, c);
+        logit += v.queries[list * v.head_dim + c] *
+                 v.keys(v.pages[entry], token, head / v.heads_per_kv, c);
       }
       logit *= 1.0f / sqrtf(static_cast<float>(v.head_dim));
     }
@@ -123,7 +118,8 @@ struct attention_output {
     for (std::int64_t e = 0; e < v.width; ++e) {
       const std::int64_t entry = row * v.width + e;
       for (std::int32_t t = 0; t < v.lengths[entry]; ++t) {
-        total += weights[e * v.block_tokens + t] * v.element(1, v.pages[entry], t, head, channel);
+        total += weights[e * v.block_tokens + t] *
+                 v.values(v.pages[entry], t, head / v.heads_per_kv, channel);
       }
     }
     v.output[list * v.head_dim + channel] = total;

@@ -50,7 +50,7 @@ inline capture load_capture(const std::string& path) {
               std::to_string(c.prompt_tokens) + " and " + std::to_string(c.steps) + " steps");
   }
   const auto copy = [&](const std::string& name, const char* type, auto& to,
-                        std::vector<std::int64_t> shape) {
+                        const std::vector<std::int64_t>& shape) {
     const tensor& t = file.at(name, type, 3);
     if (t.shape != shape) file.fail("tensor " + name + " has another shape than the metadata say");
     to.emplace_back(t.bytes.size() / sizeof(to[0][0]));

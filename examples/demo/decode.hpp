@@ -85,6 +85,7 @@ class decoder {
               .max_blocks = engine_.max_blocks()}),
         mover_(backend, store_, engine_.pool(),
                {.staging_bytes = 2 << 20, .chunk_bytes = 256 << 10}),
+        writer_(digests_, mover_, engine_.pool()),
         stream_(backend_.make_stream(pulseinfer::stream_priority::normal)),
         batch_arrays_(backend, static_cast<std::size_t>(2 * o_.requests)),
         queries_(backend, row_floats()),
@@ -119,6 +120,10 @@ class decoder {
       if (hot_.try_take_back(r.index, stream_) != pulseinfer::take_back_outcome::taken) {
         throw std::logic_error("demo: a request's pages are still in use at the end");
       }
+      for (std::int32_t layer = 0; layer < capture_->geometry.layers; ++layer) {
+        writer_.sync_layer(layer);
+      }
+      writer_.close(r.index);
       (void)store_.close_sequence(r.sequence);
     }
     backend_.sync(stream_);
@@ -134,8 +139,6 @@ class decoder {
     pulseinfer::sequence_id sequence;
     std::int64_t first_step = 0;  ///< of the capture
     std::int64_t tokens = 0;      ///< in the cache
-    /// Offloads of blocks that still lie in the window, and the blocks.
-    std::vector<std::pair<std::int64_t, pulseinfer::ticket<Backend>>> leaving;
   };
 
   static long long as_ll(std::int64_t n) { return static_cast<long long>(n); }
@@ -176,7 +179,7 @@ class decoder {
     return static_cast<std::size_t>(o_.requests * width());
   }
   [[nodiscard]] std::size_t row_floats() const {
-    return static_cast<std::size_t>(o_.requests * capture_->query_heads *
+    return static_cast<std::size_t>(std::int64_t{o_.requests} * capture_->query_heads *
                                     capture_->geometry.head_dim);
   }
   [[nodiscard]] pulseinfer::consensus_options selection_options(std::int32_t head_groups) const {
@@ -201,9 +204,7 @@ class decoder {
     for (std::int32_t i = 0; i < o_.hot_pages; ++i) lent.push_back(engine_.take_page());
     hot_.lend(index, lent, stream_);
     const std::int64_t blocks = g.blocks_of(r.tokens);
-    if (!digests_.reserve(index, engine_.max_blocks(), stream_)) {
-      throw std::logic_error("demo: too few digest tiles");
-    }
+    writer_.open(index, r.sequence);
     const std::uint64_t begin = backend_.now_ns();
     for (std::int64_t first = 0; first < blocks; first += load_pages) {
       const std::int64_t last = std::min(first + load_pages, blocks);
@@ -213,7 +214,8 @@ class decoder {
         engine_.write_tokens(index, token, std::min<std::int64_t>(g.block_tokens, r.tokens - token),
                              stream_);
       }
-      store_blocks(r, first, std::min(last, r.tokens / g.block_tokens));
+      write_behind(r, std::min(last * g.block_tokens, r.tokens));
+      sync_stored(r, std::min(last, r.tokens / g.block_tokens));
       for (std::int64_t block = first; block < last; ++block) {
         const bool stays =
             block < o_.sink_blocks || block >= r.tokens / g.block_tokens - o_.window_blocks;
@@ -224,32 +226,26 @@ class decoder {
     requests_.push_back(std::move(r));
   }
 
-  /// Digests and offloads full blocks [first, last) in all layers, and waits for the store.
-  void store_blocks(request& r, std::int64_t first, std::int64_t last) {
-    if (first >= last) return;
-    for (auto& [block, ticket] : offload_blocks(r, first, last)) {
-      ticket.sync();
-      check_all_moved(ticket);
+  /// Digests and offloads, in all layers, the blocks that the request's tokens fill.
+  void write_behind(const request& r, std::int64_t tokens) {
+    engine_.sync_table(stream_);
+    const pulseinfer::appended_row row{r.index, tokens};
+    for (std::int32_t layer = 0; layer < capture_->geometry.layers; ++layer) {
+      if (!writer_.append(layer, {&row, 1}, engine_.host_table(), engine_.device_table(),
+                          stream_)) {
+        throw std::runtime_error("demo: a block could not be handed over to the store");
+      }
     }
   }
-  /// The same without waiting: the tickets, each with its last block.
-  std::vector<std::pair<std::int64_t, pulseinfer::ticket<Backend>>> offload_blocks(
-      request& r, std::int64_t first, std::int64_t last) {
-    engine_.sync_table(stream_);
-    std::vector<pulseinfer::unit_target> units;
-    const auto table = engine_.host_table();
-    for (std::int64_t block = first; block < last; ++block) {
-      units.push_back({0, static_cast<std::int32_t>(block),
-                       static_cast<std::int32_t>(table.page(r.index, block))});
-    }
-    std::vector<std::pair<std::int64_t, pulseinfer::ticket<Backend>>> tickets;
+  /// Waits until the store has the first `blocks` blocks of a request, in all layers.
+  void sync_stored(const request& r, std::int64_t blocks) {
     for (std::int32_t layer = 0; layer < capture_->geometry.layers; ++layer) {
-      digests_.build(layer, r.index, first, last - first, engine_.pool(), engine_.device_table(),
-                     stream_);
-      tickets.emplace_back(last - 1,
-                           mover_.offload(layer, {&r.sequence, 1}, units, stream_).value());
+      if (writer_.stored_blocks(layer, r.index) >= blocks) continue;
+      writer_.sync_layer(layer);
+      if (writer_.stored_blocks(layer, r.index) < blocks) {
+        throw std::runtime_error("demo: the store did not get a block");
+      }
     }
-    return tickets;
   }
   static void check_all_moved(const pulseinfer::ticket<Backend>& t) {
     if (t.report().moved != t.report().units) {
@@ -272,17 +268,10 @@ class decoder {
     engine_.write_tokens(r.index, r.tokens, 1, stream_);
     ++r.tokens;
     if (r.tokens % block_tokens != 0) return;
-    for (auto& offload : offload_blocks(r, block, block + 1)) {
-      r.leaving.push_back(std::move(offload));
-    }
+    write_behind(r, r.tokens);
     const std::int64_t left = r.tokens / block_tokens - o_.window_blocks - 1;
     if (left < o_.sink_blocks) return;
-    for (auto& [until, ticket] : r.leaving) {
-      if (until > left) continue;
-      ticket.sync();
-      check_all_moved(ticket);
-    }
-    std::erase_if(r.leaving, [left](const auto& entry) { return entry.first <= left; });
+    sync_stored(r, left + 1);
     release_block(r, left);
   }
 
@@ -347,7 +336,7 @@ class decoder {
   }
 
   void upload_queries(std::int64_t step, std::int32_t layer) {
-    const std::int64_t row = capture_->query_heads * capture_->geometry.head_dim;
+    const auto row = std::int64_t{capture_->query_heads} * capture_->geometry.head_dim;
     for (std::size_t r = 0; r < requests_.size(); ++r) {
       const float* from = capture_->queries[static_cast<std::size_t>(layer)].data() +
                           (requests_[r].first_step + step) * row;
@@ -373,8 +362,8 @@ class decoder {
                                  .pages = pages_.data(),
                                  .lengths = lengths},
                       stream_);
-    const attention_view view{.layout = engine_.pool().layout(),
-                              .pool = engine_.pool().layer(layer),
+    const attention_view view{.keys = engine_.pool().reader(layer, 0),
+                              .values = engine_.pool().reader(layer, 1),
                               .pages = pages_.data(),
                               .lengths = lengths,
                               .width = width(),
@@ -385,7 +374,7 @@ class decoder {
                               .queries = device_queries_.data(),
                               .weights = weights_.data(),
                               .output = output_.data()};
-    const std::int64_t lists = batch.rows() * capture_->query_heads;
+    const auto lists = std::int64_t{batch.rows()} * capture_->query_heads;
     const auto bytes = static_cast<std::uint64_t>(batch.rows() * width() * g.unit_bytes() / 2);
     backend_.for_each({lists, width() * g.block_tokens}, {}, bytes, attention_logits{view},
                       stream_);
@@ -411,6 +400,7 @@ class decoder {
   /// Compares the pages of every chosen block, recalled or resident, with the capture.
   void verify(std::int32_t layer, const pulseinfer::resolved_step& resolved) {
     const auto& layout = engine_.pool().layout();
+    const std::int64_t strip = layout.plane[0].strip_bytes;  // one a plane, and they are alike
     std::vector<std::int32_t> pages(static_cast<std::size_t>(resolved.rows * resolved.k));
     download_words(resolved.pages, pages);
     for (std::size_t row = 0; row < requests_.size(); ++row) {
@@ -424,16 +414,16 @@ class decoder {
         hash(chosen[i]);
         const std::int32_t page = pages[row * static_cast<std::size_t>(resolved.k) + i];
         for (int plane = 0; plane < 2; ++plane) {
-          backend_.copy_async(strip_.data() + plane * layout.strip_bytes,
+          backend_.copy_async(strip_.data() + plane * strip,
                               engine_.pool().layer(layer).plane[plane] + layout.page_offset(page),
-                              static_cast<std::size_t>(layout.strip_bytes),
+                              static_cast<std::size_t>(strip),
                               pulseinfer::copy_direction::device_to_host, stream_);
         }
         backend_.sync(stream_);
         for (int plane = 0; plane < 2; ++plane) {
-          const std::byte* is = strip_.data() + plane * layout.strip_bytes;
+          const std::byte* is = strip_.data() + plane * strip;
           const std::byte* should = engine_.expected(layer, plane, chosen[i]);
-          for (std::int64_t b = 0; b < layout.strip_bytes; ++b) {
+          for (std::int64_t b = 0; b < strip; ++b) {
             result_.bytes_wrong += is[b] != should[b] ? 1 : 0;
           }
         }
@@ -509,6 +499,7 @@ class decoder {
   pulseinfer::consensus_selector<Backend> per_head_;
   pulseinfer::hot_buffer<Backend> hot_;
   pulseinfer::transfer_engine<Backend, pulseinfer::block_store<Backend>> mover_;
+  pulseinfer::context_writer<Backend, pulseinfer::block_store<Backend>> writer_;
   typename Backend::stream stream_;
   pulseinfer::pinned_buffer<std::int32_t, Backend> batch_arrays_;  ///< requests, then tokens
   pulseinfer::pinned_buffer<float, Backend> queries_;

@@ -23,7 +23,8 @@ class engine {
       : backend_(backend),
         capture_(&c),
         layout_(pulseinfer::nhd_layout(c.geometry, pages)),
-        memory_(backend, static_cast<std::size_t>(2 * c.geometry.layers * layout_.plane_bytes())),
+        memory_(backend, static_cast<std::size_t>(std::int64_t{2} * c.geometry.layers *
+                                                  layout_.plane_bytes())),
         pool_(c.geometry, layout_, planes()),
         requests_(requests),
         max_blocks_(c.geometry.blocks_of(c.tokens)),
@@ -91,15 +92,16 @@ class engine {
   /// The bytes that a block should have in one plane.
   [[nodiscard]] const std::byte* expected(std::int32_t layer, int plane, std::int64_t block) const {
     const auto& from = source_[static_cast<std::size_t>(2 * layer + plane)];
-    return reinterpret_cast<const std::byte*>(from.data()) + block * layout_.strip_bytes;
+    return reinterpret_cast<const std::byte*>(from.data()) +
+           block * layout_.plane[plane].strip_bytes;
   }
 
  private:
   [[nodiscard]] std::vector<pulseinfer::layer_planes> planes() const {
     std::vector<pulseinfer::layer_planes> out;
     for (std::int32_t layer = 0; layer < capture_->geometry.layers; ++layer) {
-      std::byte* at = memory_.data() + 2 * layer * layout_.plane_bytes();
-      out.push_back({{at, at + layout_.plane_bytes()}});
+      std::byte* at = memory_.data() + std::int64_t{2} * layer * layout_.plane_bytes();
+      out.push_back({.plane = {at, at + layout_.plane_bytes()}});
     }
     return out;
   }

@@ -47,10 +47,11 @@ double staged_vs_per_block(Backend backend, const pulseinfer::kv_geometry& geome
   const block_layout layout = nhd_layout(g, units);
   device_buffer<std::byte, Backend> memory(backend,
                                            static_cast<std::size_t>(2 * layout.plane_bytes()));
-  const kv_pool pool(g, layout, {{{memory.data(), memory.data() + layout.plane_bytes()}}});
-  block_store<Backend> store(
-      backend, g,
-      {.capacity_bytes = 4 * units * g.unit_bytes(), .max_sequences = 1, .max_blocks = 4 * units});
+  const kv_pool pool(g, layout, {{.plane = {memory.data(), memory.data() + layout.plane_bytes()}}});
+  block_store<Backend> store(backend, g,
+                             {.capacity_bytes = std::int64_t{4} * units * g.unit_bytes(),
+                              .max_sequences = 1,
+                              .max_blocks = 4 * units});
   const sequence_id sequence = store.open_sequence().value();
   for (std::int32_t block = 0; block < 4 * units; ++block) {
     const reservation r = store.reserve(sequence, 0, block);

@@ -8,7 +8,7 @@
 
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// The rows of a batch. Row r is request `requests[r]` with `tokens[r]` tokens of context. A view
 /// over arrays that the engine keeps anyway (vLLM's `seq_lens`, for one).

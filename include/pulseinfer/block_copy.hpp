@@ -13,7 +13,7 @@
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/layout.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// What became of one unit of a transfer.
 enum class unit_status : std::int32_t {
@@ -26,7 +26,7 @@ enum class unit_status : std::int32_t {
   cancelled,  ///< the transfer was cancelled before it got to the unit
 };
 
-/// The grain of a device copy: one load and one store of 16 bytes.
+/// The largest grain of a device copy: one load and one store of 16 bytes.
 struct alignas(16) copy_word {
   std::uint32_t part[4];
 };
@@ -34,17 +34,62 @@ static_assert(sizeof(copy_word) == word_bytes);
 
 namespace detail {
 
-/// Byte offset of word `word` of a unit in its page's planes. Which plane is a comparison, not a
-/// division.
-struct strip_position {
-  int plane;
-  std::int64_t offset;
+/// Where word `word` of a unit lies: in which plane, where in the page's memory, where in the unit.
+struct word_position {
+  std::int32_t plane;
+  std::int32_t bytes;  ///< of the word
+  std::int64_t in_pool;
+  std::int64_t in_unit;
 };
-PULSEINFER_HD inline strip_position locate_word(const block_layout& layout, std::int64_t page,
-                                                std::int64_t word) {
-  const std::int64_t offset = word * word_bytes;
-  const int plane = offset >= layout.strip_bytes ? 1 : 0;
-  return {plane, layout.page_offset(page) + offset - plane * layout.strip_bytes};
+PULSEINFER_HD inline word_position locate_word(const block_layout& layout, std::int64_t page,
+                                               std::int64_t word) {
+  std::int32_t p = 0;
+  for (; p + 1 < layout.planes && word >= layout.plane[p].words(); ++p) {
+    word -= layout.plane[p].words();
+  }
+  const plane_layout& at = layout.plane[p];
+  std::int64_t within = word * at.word;
+  std::int64_t strip = 0;
+  if (at.strips > 1) {
+    // A unit is far below 4 GiB, and 32-bit divisions are several times as fast on a device.
+    strip = static_cast<std::uint32_t>(within) / static_cast<std::uint32_t>(at.strip_bytes);
+    within -= strip * at.strip_bytes;
+  }
+  return {p, at.word, layout.page_offset(page, p) + strip * at.strip_stride + within,
+          at.unit_offset + word * at.word};
+}
+
+/// Copies 1, 2, 4, 8 or 16 bytes with one load and one store; both addresses are multiples of that.
+PULSEINFER_HD inline void copy_bytes(std::byte* to, const std::byte* from, std::int32_t bytes) {
+  switch (bytes) {
+    case 16:
+      *reinterpret_cast<copy_word*>(to) = *reinterpret_cast<const copy_word*>(from);
+      break;
+    case 8:
+      *reinterpret_cast<std::uint64_t*>(to) = *reinterpret_cast<const std::uint64_t*>(from);
+      break;
+    case 4:
+      *reinterpret_cast<std::uint32_t*>(to) = *reinterpret_cast<const std::uint32_t*>(from);
+      break;
+    case 2:
+      *reinterpret_cast<std::uint16_t*>(to) = *reinterpret_cast<const std::uint16_t*>(from);
+      break;
+    default:
+      *to = *from;
+  }
+}
+
+/// Copies the strips of a page to or from a unit, on the CPU: what all its words amount to.
+template <class Copy>
+void each_strip(const block_layout& layout, std::int64_t page, Copy copy) {
+  for (std::int32_t p = 0; p < layout.planes; ++p) {
+    const plane_layout& plane = layout.plane[p];
+    const std::int64_t at = layout.page_offset(page, p);
+    for (std::int64_t i = 0; i < plane.strips; ++i) {
+      copy(p, at + i * plane.strip_stride, plane.unit_offset + i * plane.strip_bytes,
+           static_cast<std::size_t>(plane.strip_bytes));
+    }
+  }
 }
 
 }  // namespace detail
@@ -61,8 +106,18 @@ struct scatter_units {
     const std::int64_t page = pages[unit];
     if (page < 0) return;
     const auto at = detail::locate_word(layout, page, word);
-    const auto* source = reinterpret_cast<const copy_word*>(units + unit * layout.unit_bytes());
-    *reinterpret_cast<copy_word*>(pool.plane[at.plane] + at.offset) = source[word];
+    detail::copy_bytes(pool.plane[at.plane] + at.in_pool,
+                       units + unit * layout.unit_bytes() + at.in_unit, at.bytes);
+  }
+  [[nodiscard]] std::int64_t words() const { return layout.unit_words(); }
+  void whole_block(std::int64_t unit) const {
+    if (pages[unit] < 0) return;
+    const std::byte* from = units + unit * layout.unit_bytes();
+    detail::each_strip(
+        layout, pages[unit],
+        [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
+          std::memcpy(pool.plane[p] + in_pool, from + in_unit, bytes);
+        });
   }
 };
 static_assert(std::is_trivially_copyable_v<scatter_units>);
@@ -77,15 +132,26 @@ struct gather_units {
 
   PULSEINFER_HD void operator()(std::int64_t unit, std::int64_t word) const {
     const auto at = detail::locate_word(layout, pages[unit], word);
-    auto* destination = reinterpret_cast<copy_word*>(units + unit * layout.unit_bytes());
-    destination[word] = *reinterpret_cast<const copy_word*>(pool.plane[at.plane] + at.offset);
+    detail::copy_bytes(units + unit * layout.unit_bytes() + at.in_unit,
+                       pool.plane[at.plane] + at.in_pool, at.bytes);
+  }
+  [[nodiscard]] std::int64_t words() const { return layout.unit_words(); }
+  void whole_block(std::int64_t unit) const {
+    std::byte* to = units + unit * layout.unit_bytes();
+    detail::each_strip(
+        layout, pages[unit],
+        [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
+          std::memcpy(to + in_unit, pool.plane[p] + in_pool, bytes);
+        });
   }
 };
 static_assert(std::is_trivially_copyable_v<gather_units>);
 
 /// Joins scattered units in a chunk, on the CPU.
-/// @param sources  one address a unit; a null leaves the chunk's bytes of that unit as they are
-/// @param chunk    sources.size() * unit_bytes bytes
+/// @param sources     one address a unit; a null leaves the chunk's bytes of that unit as they are
+/// @param chunk       [sources, unit_bytes]
+/// @param unit_bytes  of one unit
+/// @par Threads       any, over different chunks
 inline void gather_into(std::byte* chunk, std::span<const std::byte* const> sources,
                         std::int64_t unit_bytes) noexcept {
   for (const std::byte* source : sources) {
@@ -94,7 +160,8 @@ inline void gather_into(std::byte* chunk, std::span<const std::byte* const> sour
   }
 }
 
-/// Deals the units of a chunk out, on the CPU. A null destination is passed over.
+/// Deals the units of a chunk out, on the CPU: gather_into's way back. A null destination is passed
+/// over.
 inline void scatter_from(const std::byte* chunk, std::span<std::byte* const> destinations,
                          std::int64_t unit_bytes) noexcept {
   for (std::byte* destination : destinations) {

@@ -19,7 +19,7 @@
 #include "pulseinfer/eviction.hpp"
 #include "pulseinfer/geometry.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// A sequence of a store. The generation makes a handle that outlived its sequence an error, never
 /// another's bytes.
@@ -39,11 +39,13 @@ enum class [[nodiscard]] reserve_outcome : std::uint8_t{
     full,      ///< no slot is free and nothing may be evicted; nothing was evicted
 };
 
+/// What `reserve` gave: a slot if the outcome is `reserved`.
 struct [[nodiscard]] reservation {
   reserve_outcome outcome = reserve_outcome::full;
   host_slot slot = host_slot::none;
 };
 
+/// What became of the slots of a sequence that was closed.
 enum class [[nodiscard]] close_outcome : std::uint8_t{
     closed,    ///< all slots are free again
     deferred,  ///< leases or writes are under way: their slots are quarantined until the last of
@@ -62,6 +64,7 @@ struct store_counts {
   friend bool operator==(const store_counts&, const store_counts&) = default;
 };
 
+/// Sizes of a store. All of it is allocated by the constructor.
 struct block_store_options {
   std::int64_t capacity_bytes = 0;  ///< payload; rounded down to whole units, at least one
   std::int32_t max_sequences = 64;
@@ -160,6 +163,7 @@ class block_store {
   [[nodiscard]] const kv_geometry& geometry() const noexcept { return geometry_; }
   [[nodiscard]] std::int64_t unit_bytes() const noexcept { return unit_bytes_; }
   [[nodiscard]] std::int32_t max_blocks() const noexcept { return options_.max_blocks; }
+  /// A consistent snapshot.
   [[nodiscard]] store_counts counts() const {
     std::lock_guard lock(mutex_);
     return counts_;
@@ -175,8 +179,10 @@ class block_store {
     return sequence_id{index, at(index).generation};
   }
 
-  /// Ends a sequence. Its handle is stale from here on, whatever is returned.
+  /// Ends a sequence. Its handle is stale from here on, whatever is returned. Leases on it go on
+  /// reading; writes under way end as always, and are then forgotten.
   /// @throws std::invalid_argument  on a stale handle
+  /// @par Cost  O(units of the sequence)
   close_outcome close_sequence(sequence_id id) {
     std::lock_guard lock(mutex_);
     sequence_state& s = checked_sequence(id);
@@ -194,9 +200,11 @@ class block_store {
   /// Takes a slot for a unit that is not stored yet, evicting one unit where that is needed and
   /// allowed.
   ///
+  /// @return the slot, which is the caller's until `commit` or `abort`; or why there is none, and
+  ///         then nothing has changed
+  /// @throws std::invalid_argument  on a stale handle
+  /// @throws std::out_of_range      on a layer or block out of range
   /// @par Cost  O(1); O(layers) when it evicts
-  /// @throws std::invalid_argument on a stale handle, std::out_of_range on a layer or block out of
-  /// range
   reservation reserve(sequence_id id, std::int32_t layer, std::int32_t block) {
     std::lock_guard lock(mutex_);
     sequence_state& s = checked_sequence(id);
@@ -217,8 +225,9 @@ class block_store {
     return {reserve_outcome::reserved, static_cast<host_slot>(slot)};
   }
 
-  /// The bytes of a reserved slot, `unit_bytes()` long: the caller's to write until commit or
-  /// abort.
+  /// The bytes of a reserved slot, `unit_bytes()` of pinned memory: the caller's to write until
+  /// commit or abort.
+  /// @throws std::logic_error  if the slot is not being written
   [[nodiscard]] std::byte* writable(host_slot slot) {
     std::lock_guard lock(mutex_);
     (void)writing_owner(slot);
@@ -227,15 +236,19 @@ class block_store {
 
   /// Makes a written unit readable. If its sequence was closed meanwhile, the slot becomes free
   /// instead.
+  /// @post  a lease on the sequence and layer finds the bytes as they were written
   /// @throws std::logic_error  if the slot is not being written: a second commit, or a commit after
-  /// abort
+  ///                           abort
   void commit(host_slot slot) { end_write(slot, true); }
 
   /// Gives a reserved slot back; the unit stays absent. @throws std::logic_error as commit
   void abort(host_slot slot) { end_write(slot, false); }
 
-  /// A lease on the units of a sequence and layer, and a logical use of the sequence.
-  /// @throws std::invalid_argument on a stale handle, std::out_of_range on a layer out of range
+  /// A lease on the units of a sequence and layer, and a logical use of the sequence. It pins the
+  /// whole sequence, also units that are committed later.
+  /// @throws std::invalid_argument  on a stale handle
+  /// @throws std::out_of_range      on a layer out of range
+  /// @par Cost  O(1), under the lock; to be taken once a transfer, not once a unit
   [[nodiscard]] lease acquire(sequence_id id, std::int32_t layer) {
     std::lock_guard lock(mutex_);
     sequence_state& s = checked_sequence(id);
@@ -249,6 +262,7 @@ class block_store {
   }
 
   /// True if the unit is committed. A snapshot: only a lease makes it last.
+  /// @throws std::invalid_argument, std::out_of_range  as reserve
   [[nodiscard]] bool contains(sequence_id id, std::int32_t layer, std::int32_t block) const {
     std::lock_guard lock(mutex_);
     (void)checked_sequence(id);

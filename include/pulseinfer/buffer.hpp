@@ -12,20 +12,26 @@
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
+/// Where an array lies.
 enum class memory_kind : std::uint8_t { device, pinned };
 
 /// An array of `size` elements in device or pinned memory. Contents are not initialised; pinned
 /// memory can be read and written by the host, device memory only by copies and kernels.
 ///
 /// @tparam T  trivially copyable
-/// @throws out_of_memory, std::length_error  from the constructor; an empty array allocates nothing
+/// @par Threads  one at a time may move or destroy it; the memory is whose streams use it
+/// @par Life     no stream still uses the memory when it is destroyed
 template <class T, memory_kind Kind, backend Backend>
 class buffer {
   static_assert(std::is_trivially_copyable_v<T>);
 
  public:
+  /// @param backend  whose memory it is; a copy is kept
+  /// @param size     in elements; an empty array allocates nothing
+  /// @throws out_of_memory      when the memory cannot be had
+  /// @throws std::length_error  when its bytes overflow the address space
   buffer(Backend backend, std::size_t size) : backend_(std::move(backend)), size_(size) {
     detail::expects<std::length_error>(size <= std::numeric_limits<std::size_t>::max() / sizeof(T),
                                        "buffer: ", size, " elements of ", sizeof(T),
@@ -37,6 +43,7 @@ class buffer {
     }
   }
   buffer(buffer&& other) noexcept
+      // NOLINTNEXTLINE(performance-move-constructor-init): the moved-from buffer keeps its backend
       : backend_(other.backend_),
         data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)) {}
@@ -55,6 +62,7 @@ class buffer {
     }
   }
 
+  /// The array: dereferenced by the host only where it is pinned memory.
   [[nodiscard]] T* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
   [[nodiscard]] std::size_t bytes() const noexcept { return size_ * sizeof(T); }
@@ -79,8 +87,10 @@ class buffer {
   std::size_t size_ = 0;
 };
 
+/// An array in device memory.
 template <class T, backend Backend>
 using device_buffer = buffer<T, memory_kind::device, Backend>;
+/// An array in pinned memory, which kernels reach under `device_data()`.
 template <class T, backend Backend>
 using pinned_buffer = buffer<T, memory_kind::pinned, Backend>;
 

@@ -3,8 +3,7 @@
 /// Every point where an engine plugs in, on one page. All of them are concepts over member
 /// functions: no registry, no virtual call, no specialisation.
 ///
-/// - `backend`          memory, streams, copies, host tasks, kernels and top-k of one kind of
-/// machine
+/// - `backend`          memory, streams, copies, host tasks, kernels and top-k of a kind of machine
 /// - `page_table`       logical block of a request -> page of the engine's pool
 /// - `eviction_policy`  which group of host units goes first when the store is full
 #pragma once
@@ -15,7 +14,9 @@
 #include <span>
 #include <type_traits>
 
-namespace pulseinfer {
+#include "pulseinfer/config.hpp"
+
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Which way a copy goes. Every copy names it; nothing guesses from addresses.
 enum class copy_direction : std::uint8_t { host_to_device, device_to_host, device_to_device };

@@ -3,6 +3,11 @@
 /// What differs between compilers, and nothing else.
 #pragma once
 
+// (MSVC keeps __cplusplus at 199711; it is not among the compilers that we know.)
+#if __cplusplus < 202002L
+#error "pulseinfer is C++20: compile with -std=c++20 (CMake: CXX_STANDARD 20, CUDA_STANDARD 20)"
+#endif
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -16,7 +21,7 @@
 #define PULSEINFER_HD
 #endif
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// The unit of every mover: pools, strips and staging are aligned to it.
 inline constexpr std::int64_t word_bytes = 16;

@@ -24,7 +24,7 @@
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/top_k.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Queries of one layer, as kernels see them: [rows, query_heads, head_dim], dense, device memory.
 struct query_view {
@@ -145,6 +145,7 @@ struct selection {
   std::int32_t k = 0;
 };
 
+/// What a selector chooses. Buffers are sized by it once.
 struct consensus_options {
   std::int32_t query_heads = 0;
   std::int32_t budget_blocks = 64;  ///< k: blocks chosen beside those that are always in
@@ -164,10 +165,13 @@ struct consensus_options {
 template <backend Backend>
 class consensus_selector {
  public:
+  /// @param backend  the machine of the digests
   /// @param digests  outlives the selector
+  /// @param options  sizes and weights
   /// @throws std::invalid_argument  naming the option and its limit: among them a budget of zero or
-  /// above the digests'
-  ///         max_blocks, and query heads that the KV heads, or the head groups, do not divide
+  ///         above the digests' max_blocks, and query heads that the KV heads, or the head groups,
+  ///         do not divide
+  /// @throws out_of_memory  when keys and workspace cannot be had
   consensus_selector(Backend backend, const digest_store<Backend>& digests,
                      const consensus_options& options)
       : backend_(backend),
@@ -187,10 +191,13 @@ class consensus_selector {
   /// Blocks of row r that may be chosen are those from `sink_blocks` up to its full blocks less
   /// `window_blocks`; their digests have been built by work that `stream` is ordered after.
   ///
-  /// @param queries  [rows, query_heads, head_dim]; device memory, valid until the stream has got
-  /// past this call
+  /// @param layer    in [0, layers of the digests)
+  /// @param batch    its device arrays are valid until the stream has got past this call
+  /// @param queries  [rows, query_heads, head_dim]; device memory, valid as long
+  /// @param stream   the writers of queries, batch and digests stand on it before this call
+  /// @return lists that hold once the stream has got past this call, until the next `select`
   /// @throws std::invalid_argument, std::out_of_range  on a batch or layer that does not fit;
-  /// nothing is enqueued
+  ///         nothing is enqueued
   selection select(std::int32_t layer, const batch_view& batch, const query_view& queries,
                    typename Backend::stream_ref stream) {
     const digest_view digest = digests_->view(layer);

@@ -23,7 +23,7 @@
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/layout.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Blocks of a tile.
 inline constexpr std::int64_t tile_blocks = 64;
@@ -34,6 +34,7 @@ enum class digest_kind : std::uint8_t {
   min_max,  ///< two parts: smallest and largest value of each channel (Quest's bound)
 };
 
+/// Floats that are kept for a channel of a block.
 [[nodiscard]] PULSEINFER_HD constexpr std::int64_t digest_parts(digest_kind kind) {
   return kind == digest_kind::mean ? 1 : 2;
 }
@@ -69,13 +70,12 @@ struct digest_view {
 template <page_table Table>
 struct digest_block {
   digest_view digest;
-  block_layout layout;
-  const std::byte* keys;  ///< plane 0 of the layer
+  plane_reader keys;
+  plane_reader scales;  ///< of the keys; without memory where they have none
   Table table;
   std::int64_t request;
   std::int64_t first_block;
   std::int32_t block_tokens;
-  element_type element;
 
   PULSEINFER_HD void operator()(std::int64_t i, std::int64_t channel) const {
     const std::int64_t block = first_block + i;
@@ -89,10 +89,13 @@ struct digest_block {
     float least = 0.0f;
     float most = 0.0f;
     for (std::int32_t token = 0; token < block_tokens; ++token) {
-      const float value = load_element(keys + layout.offset(page, token, head), within, element);
+      float value = keys(page, token, head, within);
+      if (scales.memory != nullptr) value = detail::product(value, scales(page, token, head, 0));
       total = detail::sum(total, value);
-      least = token == 0 || value < least ? value : least;
-      most = token == 0 || value > most ? value : most;
+      // A NaN is taken, whichever token has it, and then stays: no comparison with one holds.
+      const bool always = token == 0 || value != value;
+      least = always || value < least ? value : least;
+      most = always || value > most ? value : most;
     }
     if (digest.kind == digest_kind::mean) {
       *out = detail::product(total, 1.0f / static_cast<float>(block_tokens));
@@ -103,6 +106,7 @@ struct digest_block {
   }
 };
 
+/// Sizes of a digest store. All of it is allocated by the constructor.
 struct digest_options {
   digest_kind kind = digest_kind::mean;
   std::int32_t max_requests = 64;
@@ -126,14 +130,16 @@ struct fill_table {
 
 /// The digests of all requests and layers of a pool.
 ///
-/// @par Threads  one
+/// @par Threads  one at a time
 /// @par Order    all kernels run on the streams that are passed in; a request's calls use one
-/// stream, or streams that
-///               the engine has ordered
+///               stream, or streams that the engine has ordered
+/// @par Life     outlives the work that was enqueued over its views
 template <backend Backend>
 class digest_store {
  public:
-  /// @throws std::invalid_argument  on counts below 1
+  /// Blocks until the tables are initialised.
+  /// @throws std::invalid_argument  naming the option and its limit
+  /// @throws out_of_memory          when the tiles cannot be had
   digest_store(Backend backend, const kv_geometry& geometry, const digest_options& options)
       : backend_(backend),
         geometry_(checked(geometry)),
@@ -158,6 +164,8 @@ class digest_store {
     return static_cast<std::int64_t>(free_.size());
   }
 
+  /// The digests of a layer, for kernels. Valid as long as the store.
+  /// @throws std::out_of_range  on a layer that the geometry does not have
   [[nodiscard]] digest_view view(std::int32_t layer) const {
     detail::expects<std::out_of_range>(layer >= 0 && layer < geometry_.layers,
                                        "digest_store: layer is ", layer, ", expected 0 to ",
@@ -170,9 +178,11 @@ class digest_store {
             .kind = options_.kind};
   }
 
-  /// Makes room for the first `blocks` blocks of a request. False, and nothing changed, when too
-  /// few tiles are free. Enqueues on `stream` what makes the room known to kernels.
+  /// Makes room for the first `blocks` blocks of a request, in all layers. False, and nothing
+  /// changed, when too few tiles are free. Enqueues on `stream` what makes the room known to
+  /// kernels.
   /// @throws std::out_of_range  on a request or a count of blocks out of range
+  /// @par Cost  a small kernel for each further tile of 64 blocks, otherwise nothing
   [[nodiscard]] bool reserve(std::int32_t request, std::int64_t blocks,
                              typename Backend::stream_ref stream) {
     auto& held = held_of(request);
@@ -195,12 +205,20 @@ class digest_store {
   }
 
   /// Digests blocks [first, first + count) of a request from their pages, on the device, in stream
-  /// order.
+  /// order. A block whose page is negative keeps the digest that it has.
   ///
-  /// @param table  logical block -> page; readable on the device until the stream has got past this
-  /// call
-  /// @throws std::out_of_range  on a layer, request or blocks out of range, or blocks that were not
-  /// reserved
+  /// @param layer    in [0, geometry().layers)
+  /// @param request  in [0, max_requests())
+  /// @param first    first block, full of tokens like all that follow
+  /// @param count    blocks
+  /// @param pool     whose keys are read; the same geometry as the digests'
+  /// @param table    logical block -> page; readable on the device until the stream has got past
+  ///                 this call
+  /// @param stream   the writers of the pages stand on it before this call
+  /// @throws std::invalid_argument  on a pool of another geometry
+  /// @throws std::out_of_range      on a layer, request or blocks out of range, or blocks that were
+  ///                                not reserved
+  /// @par Cost  one kernel that reads the keys of the blocks once
   template <page_table Table>
   void build(std::int32_t layer, std::int32_t request, std::int64_t first, std::int64_t count,
              const kv_pool& pool, const Table& table, typename Backend::stream_ref stream) {
@@ -209,24 +227,26 @@ class digest_store {
                     "digest_store: the pool has another geometry than the digests");
     const std::int64_t reserved = static_cast<std::int64_t>(held.size()) * tile_blocks;
     detail::expects<std::out_of_range>(first >= 0 && count >= 0 && first <= reserved - count,
-                                       "digest_store: blocks ", first, " to ", first + count,
+                                       "digest_store: ", count, " blocks from block ", first,
                                        " of request ", request, ", reserved are ", reserved);
     const std::int64_t channels = std::int64_t{geometry_.kv_heads} * geometry_.head_dim;
     const auto key_bytes = static_cast<std::uint64_t>(count * geometry_.unit_bytes() / 2);
     backend_.for_each({count, channels}, {}, key_bytes,
                       digest_block<Table>{.digest = view(layer),
-                                          .layout = pool.layout(),
-                                          .keys = pool.layer(layer).plane[0],
+                                          .keys = pool.reader(layer, 0),
+                                          .scales = geometry_.scales == scale_kind::none
+                                                        ? plane_reader{}
+                                                        : pool.reader(layer, geometry_.planes),
                                           .table = table,
                                           .request = request,
                                           .first_block = first,
-                                          .block_tokens = geometry_.block_tokens,
-                                          .element = geometry_.element},
+                                          .block_tokens = geometry_.block_tokens},
                       stream);
   }
 
   /// Gives the request's tiles back. They may be reserved again at once: by work that is ordered
   /// after `stream`.
+  /// @throws std::out_of_range  on a request out of range
   void release(std::int32_t request, typename Backend::stream_ref stream) {
     auto& held = held_of(request);
     backend_.for_each(

@@ -10,11 +10,11 @@
 
 #include "pulseinfer/config.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
-/// Types a digest can read. FP16 and BF16 are what engines keep their caches in; FP32 serves tests
-/// and queries.
-enum class element_type : std::uint8_t { f32, f16, bf16 };
+/// Types a digest can read. FP16 and BF16 are what most caches are kept in; FP8 and INT8 come with
+/// scale tensors (see kv_geometry); FP32 serves tests and queries.
+enum class element_type : std::uint8_t { f32, f16, bf16, f8_e4m3, f8_e5m2, i8 };
 
 /// Bytes of one element; 0 for a value that is none of the types.
 PULSEINFER_HD constexpr std::int64_t element_bytes(element_type type) {
@@ -24,6 +24,10 @@ PULSEINFER_HD constexpr std::int64_t element_bytes(element_type type) {
     case element_type::f16:
     case element_type::bf16:
       return 2;
+    case element_type::f8_e4m3:
+    case element_type::f8_e5m2:
+    case element_type::i8:
+      return 1;
   }
   return 0;
 }
@@ -61,17 +65,43 @@ PULSEINFER_HD inline float float_from_bf16(std::uint16_t bits) {
   return detail::float_of(static_cast<std::uint32_t>(bits) << 16);
 }
 
-/// Element `index` of an array of the given type, as a float.
-PULSEINFER_HD inline float load_element(const void* array, std::int64_t index, element_type type) {
+/// The number that the bits of an FP8 E4M3 stand for ("fn": no infinities, NaN is all ones).
+PULSEINFER_HD inline float float_from_f8_e4m3(std::uint8_t bits) {
+  const std::uint32_t magnitude = bits & 0x7fu;
+  const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x80u) << 24;
+  if (magnitude == 0x7fu) return detail::float_of(sign | 0x7fc00000u);
+  // Reads the exponent as a float's, 120 too small, and corrects it by an exact product.
+  const float value = detail::product(detail::float_of(magnitude << 20), 0x1p120f);
+  return detail::float_of(detail::bits_of(value) | sign);
+}
+
+/// The number that the bits of an FP8 E5M2 stand for: the upper half of an IEEE half.
+PULSEINFER_HD inline float float_from_f8_e5m2(std::uint8_t bits) {
+  return float_from_f16(static_cast<std::uint16_t>(bits << 8));
+}
+
+/// The element at an address, as a float. The address is aligned to the element.
+PULSEINFER_HD inline float load_element(const void* at, element_type type) {
   switch (type) {
     case element_type::f16:
-      return float_from_f16(static_cast<const std::uint16_t*>(array)[index]);
+      return float_from_f16(*static_cast<const std::uint16_t*>(at));
     case element_type::bf16:
-      return float_from_bf16(static_cast<const std::uint16_t*>(array)[index]);
+      return float_from_bf16(*static_cast<const std::uint16_t*>(at));
+    case element_type::f8_e4m3:
+      return float_from_f8_e4m3(*static_cast<const std::uint8_t*>(at));
+    case element_type::f8_e5m2:
+      return float_from_f8_e5m2(*static_cast<const std::uint8_t*>(at));
+    case element_type::i8:
+      return static_cast<float>(*static_cast<const std::int8_t*>(at));
     case element_type::f32:
       break;
   }
-  return static_cast<const float*>(array)[index];
+  return *static_cast<const float*>(at);
+}
+
+/// Element `index` of an array of the given type, as a float.
+PULSEINFER_HD inline float load_element(const void* array, std::int64_t index, element_type type) {
+  return load_element(static_cast<const std::uint8_t*>(array) + index * element_bytes(type), type);
 }
 
 }  // namespace pulseinfer

@@ -3,13 +3,12 @@
 /// How the library says no.
 ///
 /// - A broken precondition throws a `std::logic_error` type (`std::invalid_argument` unless stated)
-/// whose text
-///   names the value and the limit. Nothing has changed when it is thrown.
+///   whose text names the value and the limit. Nothing has changed when it is thrown.
 /// - A failure of a device or of its runtime throws `device_error`; the CUDA backend's `cuda_error`
-/// is one.
+///   is one.
 /// - Memory that cannot be had throws `out_of_memory`, which is a `std::bad_alloc`.
 /// - Expected outcomes (a miss, a full store, a refusal) are return values: `std::optional` or a
-/// `[[nodiscard]]` enum.
+///   `[[nodiscard]]` enum.
 #pragma once
 
 #include <new>
@@ -19,7 +18,9 @@
 #include <type_traits>
 #include <utility>
 
-namespace pulseinfer {
+#include "pulseinfer/config.hpp"
+
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// A device, a driver or a runtime refused or failed a call.
 class device_error : public std::runtime_error {

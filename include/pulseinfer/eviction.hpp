@@ -9,13 +9,16 @@
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Least recently used first. A doubly linked list over an array: every call is O(1) and allocates
 /// nothing.
+///
+/// @par Threads  one at a time: a store calls it under its lock
 class lru {
  public:
   /// @param capacity  groups are 0 to capacity-1
+  /// @throws std::invalid_argument  if it is negative
   explicit lru(std::int32_t capacity) {
     detail::expects(capacity >= 0, "lru: capacity is ", capacity, ", expected at least 0");
     links_.assign(static_cast<std::size_t>(capacity) + 1, link{absent, absent});
@@ -25,6 +28,7 @@ class lru {
   [[nodiscard]] std::int32_t capacity() const noexcept {
     return static_cast<std::int32_t>(links_.size()) - 1;
   }
+  /// @throws std::out_of_range  on a group that is not 0 to capacity-1; so do the calls below
   [[nodiscard]] bool contains(std::int32_t group) const {
     check(group);
     return at(group).next != absent;
@@ -35,11 +39,12 @@ class lru {
     detail::expects<std::logic_error>(!contains(group), "lru: group ", group, " is in already");
     append(group);
   }
-  /// @throws std::logic_error if it is not in the order
+  /// Makes a group the most recently used. @throws std::logic_error if it is not in the order
   void touch(std::int32_t group) {
     erase(group);
     append(group);
   }
+  /// Takes a group out. @throws std::logic_error if it is not in the order
   void erase(std::int32_t group) {
     detail::expects<std::logic_error>(contains(group), "lru: group ", group, " is not in");
     link& l = at(group);

@@ -31,7 +31,7 @@
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/residency.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// A step that was resolved: the page table for attention, and the handle by which its misses are
 /// recalled.
@@ -46,19 +46,21 @@ struct resolved_step {
   std::int32_t layer = 0;
   detail::step_record* record = nullptr;
 
-  /// The misses of a row, in block order, with what became of each. Host memory; complete once the recall's ticket is
-  /// final, and valid as long as `pages`.
+  /// The misses of a row, in block order, with what became of each. Host memory; complete once the
+  /// recall's ticket is final, and valid as long as `pages`.
   [[nodiscard]] std::span<const unit_miss> misses(std::int32_t row) const noexcept {
     return {record->misses + std::int64_t{row} * k,
             static_cast<std::size_t>(record->miss_counts[row])};
   }
 };
 
+/// What became of a request to have pages back.
 enum class [[nodiscard]] take_back_outcome : std::uint8_t{
     taken,
     in_use,  ///< a step of the request is in flight: the hardware may still write its pages
 };
 
+/// Sizes of a hot buffer. All of it is allocated by the constructor.
 struct hot_buffer_options {
   std::int32_t pages_per_request =
       128;                          ///< at least the selector's budget; twice that is a good start
@@ -78,15 +80,20 @@ class hot_buffer {
  public:
   using stream_ref = typename Backend::stream_ref;
 
-  /// @param pool  pages that are lent are checked against it
+  /// Blocks until the tables are initialised.
+  /// @param backend  the machine of the pool
+  /// @param pool     pages that are lent are checked against it; read before the call returns
+  /// @param options  sizes
   /// @throws std::invalid_argument  naming the option and its limit
+  /// @throws out_of_memory          when the tables cannot be had
   hot_buffer(Backend backend, const kv_pool& pool, const hot_buffer_options& options)
       : backend_(backend),
         layers_(pool.geometry().layers),
         block_tokens_(pool.geometry().block_tokens),
         pool_pages_(pool.layout().pages),
         options_(checked_options(options)),
-        slot_tables_(backend, 2 * layer_slots() * static_cast<std::size_t>(layers_)),
+        block_in_(backend, layer_slots() * static_cast<std::size_t>(layers_)),
+        last_use_(backend, layer_slots() * static_cast<std::size_t>(layers_)),
         slot_of_(backend, static_cast<std::size_t>(layers_) * requests() *
                               static_cast<std::size_t>(options.max_blocks)),
         page_in_(backend, layer_slots()),
@@ -114,7 +121,7 @@ class hot_buffer {
       discarded_.push_back(backend_.make_event());
     }
     backend_.for_each({1, static_cast<std::int64_t>(lent_.size())}, {}, lent_.bytes(),
-                      detail::fill_words{lent_.data(), 0, 0}, setup_);
+                      detail::fill_words<std::int32_t>{lent_.data(), 0, 0}, setup_);
     backend_.sync(setup_);
   }
   hot_buffer(const hot_buffer&) = delete;
@@ -125,10 +132,13 @@ class hot_buffer {
   /// Lends pages of the pool to a request, for all layers, and forgets what it had. Enqueued on
   /// `stream`, which the request's next `resolve` is ordered after.
   ///
-  /// @param pages  distinct pages of the pool, at least budget_blocks and at most pages_per_request
-  /// of them, that no
-  ///               request has; the engine uses them for nothing else until they are taken back
+  /// @param request  that holds no pages
+  /// @param pages    distinct pages of the pool, at least budget_blocks and at most
+  ///                 pages_per_request of them, that no request has; host memory, read before the
+  ///                 call returns. The engine uses the pages for nothing else until they are back
+  /// @param stream   the pages' writers and readers stand on it before this call
   /// @throws std::invalid_argument, std::out_of_range  naming the page or count; nothing is changed
+  /// @par Cost  O(pages of the pool) on the host; not for every step
   void lend(std::int32_t request, std::span<const std::int32_t> pages, stream_ref stream) {
     std::vector<std::int32_t>& held = lent_of(request);
     detail::expects(held.empty(), "hot_buffer: request ", request, " holds ", held.size(),
@@ -155,6 +165,7 @@ class hot_buffer {
   /// Takes a request's pages back: `pages_of` no longer lists them, and its tables forget them.
   /// Refuses while a step of the request is in flight. Attention that reads the pages is the
   /// engine's to wait for.
+  /// @throws std::out_of_range  on a request out of range
   take_back_outcome try_take_back(std::int32_t request, stream_ref stream) {
     std::vector<std::int32_t>& held = lent_of(request);
     for (std::size_t i = 0; i < records(); ++i) {
@@ -168,7 +179,8 @@ class hot_buffer {
     return take_back_outcome::taken;
   }
 
-  /// The pages that a request was lent.
+  /// The pages that a request was lent; valid until they are taken back.
+  /// @throws std::out_of_range  on a request out of range
   [[nodiscard]] std::span<const std::int32_t> pages_of(std::int32_t request) const {
     return const_cast<hot_buffer*>(this)->lent_of(request);
   }
@@ -179,11 +191,15 @@ class hot_buffer {
   /// The next resolve of the same requests and layer is ordered after the recall of this one: the
   /// engine's attention, which waits for the ticket, stands between them.
   ///
+  /// @param layer   in [0, layers of the pool)
+  /// @param batch   its device arrays are valid until the stream has got past this call
   /// @param chosen  one list a row (`head_groups` 1), on the device, of blocks that the store has
+  /// @param stream  the selection stands on it before this call
   /// @return empty when `steps_in_flight` steps have neither ended nor been discarded
+  /// @post  the step is in flight until its recall has brought every miss, or it was discarded
   /// @throws std::invalid_argument, std::out_of_range  on a batch, layer or selection that does not
-  /// fit, or a request
-  ///         that was lent no pages; nothing is enqueued
+  ///         fit, or a request that was lent no pages; nothing is enqueued
+  /// @par Cost  O(rows) and one kernel; allocates nothing
   [[nodiscard]] std::optional<resolved_step> resolve(std::int32_t layer, const batch_view& batch,
                                                      const selection& chosen, stream_ref stream) {
     detail::expects<std::out_of_range>(layer >= 0 && layer < layers_, "resolve: layer is ", layer,
@@ -203,6 +219,8 @@ class hot_buffer {
     if (record == nullptr) return std::nullopt;
     record->layer = layer;
     record->requests.assign(batch.requests.begin(), batch.requests.end());
+    // Should the stream have failed, the kernel does not run, and what is discarded is nothing.
+    std::fill_n(record->miss_counts, batch.rows(), 0);
     const auto units =
         static_cast<std::uint64_t>(batch.rows()) *
         static_cast<std::uint64_t>(options_.budget_blocks + options_.pages_per_request);
@@ -224,8 +242,9 @@ class hot_buffer {
   }
 
   /// Gives up a step whose recall failed, was cancelled, or never took place: units that did not
-  /// arrive are forgotten, so that the next resolve misses them again. Enqueued on `stream`; the
-  /// ticket, if there is one, has ended.
+  /// arrive are forgotten, so that the next resolve misses them again. Enqueued on `stream`.
+  /// @pre  the recall's ticket, if there is one, is final; `batch` has the step's rows
+  /// @throws std::invalid_argument  on a batch with another number of rows
   void discard(const resolved_step& step, const batch_view& batch, stream_ref stream) {
     detail::expects(step.record != nullptr && batch.rows() == step.rows, "discard: the batch has ",
                     batch.rows(), " rows, the step ", step.rows);
@@ -237,8 +256,8 @@ class hot_buffer {
                                                 .k = step.k},
                           stream);
     // The kernel reads the mirror: the record is free again only behind it.
-    step.record->discarded = true;
     backend_.record(discarded_[index_of(step.record)], stream);
+    step.record->discarded = true;
   }
 
  private:
@@ -276,9 +295,9 @@ class hot_buffer {
     return lent_pages_[static_cast<std::size_t>(request)];
   }
   [[nodiscard]] detail::residency_tables tables(std::int32_t layer) const {
-    std::int32_t* slots = slot_tables_.data() + 2 * static_cast<std::size_t>(layer) * layer_slots();
-    return {.block_in = slots,
-            .last_use = slots + layer_slots(),
+    const std::size_t slots = static_cast<std::size_t>(layer) * layer_slots();
+    return {.block_in = block_in_.data() + slots,
+            .last_use = last_use_.data() + slots,
             .slot_of = slot_of_.data() + static_cast<std::size_t>(layer) * requests() *
                                              static_cast<std::size_t>(options_.max_blocks),
             .page_in = page_in_.data(),
@@ -321,19 +340,19 @@ class hot_buffer {
       for (std::size_t i = 0; i < n; ++i) words.values[i] = held[start + i];
       backend_.for_each({1, static_cast<std::int64_t>(n)}, {}, n * 4, words, stream);
     }
-    const auto fill = [&](std::int32_t* table, std::int64_t rows, std::int64_t stride,
-                          std::int64_t words, std::int32_t value) {
-      backend_.for_each({rows, words}, {}, static_cast<std::uint64_t>(rows * words) * 4,
-                        detail::fill_words{table, stride, value}, stream);
-    };
-    const auto layer_stride = static_cast<std::int64_t>(2 * layer_slots());
+    const auto layer_stride = static_cast<std::int64_t>(layer_slots());
     const auto block_stride = static_cast<std::int64_t>(requests()) * options_.max_blocks;
-    fill(slot_tables_.data() + first, layers_, layer_stride, options_.pages_per_request, -1);
-    fill(slot_tables_.data() + layer_slots() + first, layers_, layer_stride,
-         options_.pages_per_request, 0);
+    fill(block_in_.data() + first, layers_, layer_stride, options_.pages_per_request, -1, stream);
+    fill(last_use_.data() + first, layers_, layer_stride, options_.pages_per_request, 0, stream);
     fill(slot_of_.data() + request * options_.max_blocks, layers_, block_stride,
-         options_.max_blocks, -1);
-    fill(lent_.data() + request, 1, 1, 1, static_cast<std::int32_t>(held.size()));
+         options_.max_blocks, -1, stream);
+    fill(lent_.data() + request, 1, 1, 1, static_cast<std::int32_t>(held.size()), stream);
+  }
+  template <class Word>
+  void fill(Word* table, std::int64_t rows, std::int64_t stride, std::int64_t words,
+            std::type_identity_t<Word> value, stream_ref stream) {
+    backend_.for_each({rows, words}, {}, static_cast<std::uint64_t>(rows * words) * sizeof(Word),
+                      detail::fill_words<Word>{table, stride, value}, stream);
   }
 
   Backend backend_;
@@ -341,18 +360,19 @@ class hot_buffer {
   std::int32_t block_tokens_;
   std::int64_t pool_pages_;
   hot_buffer_options options_;
-  device_buffer<std::int32_t, Backend> slot_tables_;  ///< [layers, 2, requests, slots]
-  device_buffer<std::int32_t, Backend> slot_of_;      ///< [layers, requests, max_blocks]
-  device_buffer<std::int32_t, Backend> page_in_;      ///< [requests, slots]
-  device_buffer<std::int32_t, Backend> lent_;         ///< [requests]
-  device_buffer<std::int32_t, Backend> pages_;        ///< pages, then victims, of every record
+  device_buffer<std::int32_t, Backend> block_in_;  ///< [layers, requests, slots]
+  device_buffer<std::int64_t, Backend> last_use_;  ///< [layers, requests, slots]
+  device_buffer<std::int32_t, Backend> slot_of_;   ///< [layers, requests, max_blocks]
+  device_buffer<std::int32_t, Backend> page_in_;   ///< [requests, slots]
+  device_buffer<std::int32_t, Backend> lent_;      ///< [requests]
+  device_buffer<std::int32_t, Backend> pages_;     ///< pages, then victims, of every record
   pinned_buffer<unit_miss, Backend> misses_;
   pinned_buffer<std::int32_t, Backend> counts_;
   std::unique_ptr<detail::step_record[]> records_;
   std::vector<typename Backend::event> discarded_;  ///< [records]
   std::vector<std::vector<std::int32_t>> lent_pages_;
   std::size_t next_record_ = 0;
-  std::int32_t step_ = 0;
+  std::int64_t step_ = 0;
   typename Backend::stream setup_;
 };
 

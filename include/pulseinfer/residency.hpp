@@ -12,7 +12,7 @@
 #include "pulseinfer/block_copy.hpp"
 #include "pulseinfer/config.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// A unit that is chosen and not resident, and the page that it gets.
 struct unit_miss {
@@ -49,7 +49,7 @@ struct step_record {
 /// The tables of one layer, as kernels see them.
 struct residency_tables {
   std::int32_t* block_in;       ///< [requests, slots] block in a slot, -1 none
-  std::int32_t* last_use;       ///< [requests, slots] step of its last use, 0 never
+  std::int64_t* last_use;       ///< [requests, slots] step of its last use, 0 never
   std::int32_t* slot_of;        ///< [requests, max_blocks] slot of a block, -1 none
   const std::int32_t* page_in;  ///< [requests, slots] page of a slot
   const std::int32_t* lent;     ///< [requests] slots in use
@@ -64,7 +64,7 @@ struct resolve_row {
   const std::int32_t* ids;     ///< [rows, k]
   const std::int32_t* counts;  ///< [rows]
   std::int64_t k;
-  std::int32_t step;
+  std::int64_t step;      ///< counts up: 32 bits would wrap within days
   std::int32_t* pages;    ///< [rows, k]
   std::int32_t* victims;  ///< [rows, k] scratch
   unit_miss* misses;      ///< [rows, k], mapped
@@ -77,7 +77,7 @@ struct resolve_row {
   PULSEINFER_HD void operator()(std::int64_t row, Group group) const {
     const std::int64_t request = requests[row];
     std::int32_t* block_in = tables.block_in + request * tables.slots;
-    std::int32_t* last_use = tables.last_use + request * tables.slots;
+    std::int64_t* last_use = tables.last_use + request * tables.slots;
     std::int32_t* slot_of = tables.slot_of + request * tables.max_blocks;
     const std::int32_t* page_in = tables.page_in + request * tables.slots;
     const std::int64_t lent = tables.lent[request];
@@ -105,13 +105,13 @@ struct resolve_row {
     const std::int64_t wanted = group.sum(my_misses);
 
     // Victims: the `wanted` slots used longest ago, lower slots first.
-    const std::int32_t newest = wanted == 0 ? 0 : oldest_uses(group, last_use, lent, wanted);
+    const std::int64_t newest = wanted == 0 ? 0 : oldest_uses(group, last_use, lent, wanted);
     const std::int64_t older = count_below(group, last_use, lent, newest);
     std::int64_t found = 0;
     std::int64_t found_newest = 0;
     for (std::int64_t start = 0; start < lent && wanted > 0; start += group.size()) {
       const std::int64_t slot = start + group.rank();
-      const std::int32_t use = slot < lent ? last_use[slot] : step;
+      const std::int64_t use = slot < lent ? last_use[slot] : step;
       const bool is_newest = slot < lent && use == newest;
       const std::int64_t rank_newest = found_newest + group.scan(is_newest ? 1 : 0);
       const bool taken =
@@ -149,8 +149,8 @@ struct resolve_row {
 
  private:
   template <class Group>
-  PULSEINFER_HD static std::int64_t count_below(const Group& group, const std::int32_t* last_use,
-                                                std::int64_t lent, std::int32_t bound) {
+  PULSEINFER_HD static std::int64_t count_below(const Group& group, const std::int64_t* last_use,
+                                                std::int64_t lent, std::int64_t bound) {
     std::int64_t mine = 0;
     for (std::int64_t slot = group.rank(); slot < lent; slot += group.size()) {
       if (last_use[slot] < bound) ++mine;
@@ -159,14 +159,14 @@ struct resolve_row {
   }
 
   /// The smallest use such that at least `wanted` slots were used then or before. By bisection over
-  /// the step number: 31 passes over the slots at most, whatever the group.
+  /// the step number: as many passes over the slots as it has bits, whatever the group.
   template <class Group>
-  PULSEINFER_HD std::int32_t oldest_uses(const Group& group, const std::int32_t* last_use,
+  PULSEINFER_HD std::int64_t oldest_uses(const Group& group, const std::int64_t* last_use,
                                          std::int64_t lent, std::int64_t wanted) const {
-    std::int32_t low = 0;
-    std::int32_t high = step - 1;
+    std::int64_t low = 0;
+    std::int64_t high = step - 1;
     while (low < high) {
-      const std::int32_t middle = low + (high - low) / 2;
+      const std::int64_t middle = low + (high - low) / 2;
       if (count_below(group, last_use, lent, middle + 1) >= wanted) {
         high = middle;
       } else {
@@ -202,10 +202,11 @@ struct forget_misses {
 };
 
 /// Kernel body: table[block * stride + word] = value.
+template <class Word>
 struct fill_words {
-  std::int32_t* table;
+  Word* table;
   std::int64_t stride;
-  std::int32_t value;
+  Word value;
   PULSEINFER_HD void operator()(std::int64_t block, std::int64_t word) const {
     table[block * stride + word] = value;
   }

@@ -14,7 +14,7 @@
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// A chunk: the same number of bytes in pinned and in device memory, and the event after which both
 /// are free.
@@ -43,15 +43,20 @@ struct staging_waiter {
 /// A fixed number of chunks, handed out oldest release first.
 ///
 /// @par Threads  any
-/// @par Life     destroyed only when every chunk is back and its last event done: the destructor
-/// waits for the events
+/// @par Life     destroyed only when every chunk is back; the destructor waits for their last
+///               events
+/// @par Cost     all calls are O(1) and allocate nothing; the constructor allocates all chunks
 template <backend Backend>
 class staging_pool {
  public:
   using chunk = staging_chunk<Backend>;
   using waiter = staging_waiter<Backend>;
 
+  /// @param backend      whose memory it is
+  /// @param chunk_bytes  of pinned and as many of device memory, a chunk
+  /// @param chunks       how many
   /// @throws std::invalid_argument  if chunks is not 1 to 4096 or chunk_bytes no multiple of 256
+  /// @throws out_of_memory          when the chunks cannot be had
   staging_pool(Backend backend, std::size_t chunk_bytes, std::int32_t chunks)
       : backend_(backend),
         host_(backend, checked_bytes(chunk_bytes, chunks)),
@@ -81,7 +86,9 @@ class staging_pool {
   }
 
   /// A chunk, or null: then the waiter is queued, and called once (from the thread that releases)
-  /// with one.
+  /// with one. Waiters are served in the order in which they came.
+  /// @param w  stays where it is, and alive, until it has been called
+  /// @post  the caller's work on the chunk waits for `drained` before it touches the memory
   [[nodiscard]] chunk* acquire_or_wait(waiter& w) {
     std::lock_guard lock(mutex_);
     if (free_count_ > 0) return &take();
@@ -91,7 +98,8 @@ class staging_pool {
     return nullptr;
   }
 
-  /// Gives a chunk back. Its `drained` event has been recorded behind all its work.
+  /// Gives a chunk back, and calls the first waiter with it, if there is one.
+  /// @pre  `drained` has been recorded behind all work on the chunk, or nothing was enqueued for it
   void release(chunk& c) noexcept {
     waiter* next = nullptr;
     {

@@ -16,7 +16,7 @@
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Life of a transfer. It moves downwards only; the last three are final.
 enum class transfer_phase : std::uint8_t {
@@ -90,6 +90,7 @@ struct ticket_state {
 /// gave it.
 ///
 /// @par Threads  one at a time may use a ticket; different tickets are independent
+/// @par Cost     polls and waits are O(1) and allocate nothing
 template <backend Backend>
 class [[nodiscard]] ticket {
  public:
@@ -103,6 +104,7 @@ class [[nodiscard]] ticket {
     if (state_ != nullptr) state_->held.store(false, std::memory_order_release);
   }
 
+  /// Where the transfer is. Does not block; a simulated machine goes on in `sync…` only.
   [[nodiscard]] transfer_phase phase() const noexcept {
     return state_->phase.load(std::memory_order_acquire);
   }
@@ -110,7 +112,9 @@ class [[nodiscard]] ticket {
   [[nodiscard]] bool is_final() const noexcept { return state_->is_final(); }
 
   /// Makes a stream wait until the pages can be used on it: a recall has filled them, or an offload
-  /// has read them. Never blocks.
+  /// has read them. Never blocks, and may be called for several streams.
+  /// @return whether the stream waits; if not, nothing was enqueued
+  /// @throws device_error  when the wait itself cannot be enqueued; it may be tried again
   wait_outcome enqueue_wait(typename Backend::stream_ref stream) {
     const transfer_phase now = phase();
     if (now == transfer_phase::pending) return wait_outcome::not_submitted;
@@ -121,12 +125,14 @@ class [[nodiscard]] ticket {
     return wait_outcome::enqueued;
   }
 
-  /// Blocks until `enqueue_wait` can give its answer.
+  /// Blocks until `enqueue_wait` can give its answer: the phase is no longer pending. The
+  /// transfer's work may still be under way.
   void sync_submitted() {
     state_->backend.sync_until([this] { return phase() != transfer_phase::pending; });
   }
 
-  /// Blocks until the transfer has ended. Throws what failed it; a cancelled one does not throw.
+  /// Blocks until the transfer has ended; a cancelled one does not throw.
+  /// @throws what failed it, `device_error` as a rule
   void sync() {
     state_->backend.sync_until([this] { return is_final(); });
     if (phase() == transfer_phase::failed && state_->error) std::rethrow_exception(state_->error);
@@ -144,8 +150,9 @@ class [[nodiscard]] ticket {
   }
 
   /// What became of unit i, in the order in which the units were given (of a resolved step: row by
-  /// row, in block order). @throws std::logic_error before the transfer has ended,
-  /// std::out_of_range on i
+  /// row, in block order).
+  /// @throws std::logic_error   before the transfer has ended
+  /// @throws std::out_of_range  on i
   [[nodiscard]] unit_status status(std::size_t i) const {
     detail::expects<std::logic_error>(is_final(), "ticket: the transfer has not ended");
     detail::expects<std::out_of_range>(i < state_->units.size(), "ticket: unit is ", i,

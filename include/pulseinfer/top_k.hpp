@@ -25,7 +25,7 @@
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// The most indices a row may have: indices are 32 bits, and one value is kept for padding.
 inline constexpr std::int64_t max_top_k_columns = std::numeric_limits<std::int32_t>::max();

@@ -13,7 +13,7 @@
 
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 namespace detail {
 
@@ -52,8 +52,13 @@ namespace detail {
 /// @par Cost     a span allocates; for demonstrations and diagnosis, not for the hot path
 class trace {
  public:
-  /// Adds a span. Times are a backend's clock in ns; an end before its begin is taken for the begin.
-  /// @param value  shown beside the span under `value_name`, where that is not empty
+  /// Adds a span; all texts are copied.
+  /// @param track       names the row of the timeline
+  /// @param name        of the span
+  /// @param begin_ns    by a backend's clock
+  /// @param end_ns      likewise; before the begin it is taken for the begin
+  /// @param value_name  shown with `value` beside the span, where it is not empty
+  /// @param value       a number that belongs to the span
   void add(std::string_view track, std::string_view name, std::uint64_t begin_ns,
            std::uint64_t end_ns, std::string_view value_name = {}, std::int64_t value = 0) {
     std::lock_guard lock(mutex_);
@@ -61,6 +66,7 @@ class trace {
                       end_ns > begin_ns ? end_ns - begin_ns : 0, std::string(value_name), value});
   }
 
+  /// Spans so far.
   [[nodiscard]] std::size_t size() const {
     std::lock_guard lock(mutex_);
     return spans_.size();

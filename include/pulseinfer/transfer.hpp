@@ -3,10 +3,10 @@
 /// The transfer engine: moves units between the store and the engine's pages, both ways, in chunks
 /// whose phases overlap.
 ///
-/// The caller's thread checks, records one event and hands over a host task. Everything else runs on
-/// the backend's workers and on the library's own streams (see detail/recall_pipeline.hpp and
-/// detail/offload_pipeline.hpp). The page ids of a chunk travel in its head, so that one DMA carries
-/// all of it.
+/// The caller's thread checks, records one event and hands over a host task. Everything else runs
+/// on the backend's workers and on the library's own streams (see detail/recall_pipeline.hpp and
+/// detail/offload_pipeline.hpp). The page ids of a chunk travel in its head, so that one DMA
+/// carries all of it.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/ticket.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Moves units for all layers of one pool.
 ///
@@ -33,9 +33,10 @@ namespace pulseinfer {
 /// that read them before); an offload reads its pages after the same (the kernels that wrote them).
 /// Use of the pages afterwards is ordered by `ticket::enqueue_wait`.
 ///
-/// Errors: a broken precondition throws and changes nothing. A failure later is in the ticket: units
-/// say which, the store keeps what it had, and the pages of failed units are not ready. After a
-/// failure the next call waits once for the library's own streams.
+/// Errors: a broken precondition throws and changes nothing. A failure later is in the ticket:
+/// units say which, the store keeps what it had, and the pages of failed units are not ready. After
+/// a failure the next call of that direction waits once for the transfers under way and the
+/// library's own streams.
 ///
 /// @par Threads  one at a time may start transfers; tickets are used from anywhere
 /// @par Life     store and pool memory outlive the engine; its destructor waits for its transfers
@@ -45,8 +46,13 @@ class transfer_engine {
  public:
   using stream_ref = typename Backend::stream_ref;
 
+  /// @param b        the machine of store and pool; its workers run the transfers' host tasks
+  /// @param store    outlives the engine
+  /// @param pool     copied; its memory outlives the engine
+  /// @param options  sizes; staging of both directions is allocated here
   /// @throws std::invalid_argument  naming the option and its limit, or a pool and a store whose
   ///                                geometries differ
+  /// @throws out_of_memory          when the staging cannot be had
   transfer_engine(Backend b, Store& store, const kv_pool& pool, const transfer_options& options)
       : store_(&store),
         pool_(pool),
@@ -63,7 +69,11 @@ class transfer_engine {
   /// Recalls the misses of a resolved step into the pages that the step gave them: every row in one
   /// transfer. Where all arrive the step has ended; otherwise the hot buffer's `discard` ends it.
   ///
-  /// @param sequences  [step.rows] the sequence of each row; read before the call returns
+  /// @param step       resolved, and neither recalled nor discarded
+  /// @param sequences  [step.rows] the sequence of each row; host memory, read before the call
+  ///                   returns
+  /// @param stream     the one that the step was resolved on, or one ordered after it; the pages'
+  ///                   readers stand on it before this call
   /// @return empty, with nothing changed, when `transfers_in_flight` recalls are under way or their
   ///         tickets are still held
   /// @throws std::invalid_argument  on a count that does not fit, or a stale sequence
@@ -85,10 +95,14 @@ class transfer_engine {
 
   /// Recalls units that the host names into pages that the host names.
   ///
-  /// @param units  distinct pages of the pool; read before the call returns
-  /// @return as above
-  /// @throws std::invalid_argument, std::out_of_range  on a stale sequence, or a layer, row, block or
-  ///         page out of range
+  /// @param layer      in [0, layers of the pool)
+  /// @param sequences  [rows]; host memory, read before the call returns
+  /// @param units      each a row of `sequences`, a block of it and a distinct page id of the pool;
+  ///                   host memory, read before the call returns
+  /// @param stream     the pages' readers stand on it before this call
+  /// @return as above. A block that the store lacks is `missing`, the others come
+  /// @throws std::invalid_argument, std::out_of_range  on a stale sequence, or a layer, row, block
+  ///         or page out of range
   [[nodiscard]] std::optional<ticket<Backend>> recall_units(std::int32_t layer,
                                                             std::span<const sequence_id> sequences,
                                                             std::span<const unit_target> units,
@@ -106,8 +120,13 @@ class transfer_engine {
   /// Offloads units: copies their pages into the store. A unit that the store has is `present`, one
   /// for which there is no room is `refused`; the others become readable as their bytes arrive.
   ///
-  /// @param units  pages whose writers stand on `stream` before this call; read before it returns
-  /// @return, throws  as recall_units
+  /// @param layer      as recall_units
+  /// @param sequences  as recall_units
+  /// @param units      as recall_units
+  /// @param stream     the pages' writers stand on it before this call
+  /// @return as recall_units; `enqueue_wait` then waits until the pages were read, not until the
+  ///         bytes are in the store
+  /// @throws std::invalid_argument, std::out_of_range  as recall_units
   [[nodiscard]] std::optional<ticket<Backend>> offload(std::int32_t layer,
                                                        std::span<const sequence_id> sequences,
                                                        std::span<const unit_target> units,

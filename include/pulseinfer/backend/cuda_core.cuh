@@ -21,8 +21,9 @@
 #include "pulseinfer/detail/host_workers.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
+/// Which device, and how many workers.
 struct cuda_options {
   int device = -1;  ///< ordinal; -1: the device that is current in the calling thread
   int workers = 2;  ///< threads for host tasks, 1 to 1024
@@ -301,7 +302,10 @@ class cuda_backend {
       cudaDeviceProp properties{};
       detail::check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
       name = properties.name;
-      processors = properties.multiProcessorCount;
+      // Of cudaDeviceProp only what no attribute has: CUDA 13 took fields out of it.
+      detail::check_cuda(
+          cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
+          "cudaDeviceGetAttribute");
       detail::check_cuda(cudaDeviceGetStreamPriorityRange(&normal_priority, &high_priority),
                          "cudaDeviceGetStreamPriorityRange");
     }

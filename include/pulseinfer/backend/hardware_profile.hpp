@@ -8,7 +8,7 @@
 
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Speeds in bytes a second, times in ns. The defaults are an H100 on PCIe 5 beside a server CPU;
 /// every one of them is a parameter, to be measured on the machine that is simulated.

@@ -31,7 +31,7 @@
 #include "pulseinfer/detail/host_workers.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// A link between host and device, one for each direction. All zero: as fast as memory.
 struct link_pace {
@@ -39,6 +39,7 @@ struct link_pace {
   double seconds_per_copy = 0;  ///< the link is busy this much longer for each copy
 };
 
+/// How many workers, and how fast a link.
 struct host_options {
   int workers = 2;      ///< threads for host tasks, 1 to 1024
   link_pace link = {};  ///< the copy's thread spins until the link would be done
@@ -301,6 +302,7 @@ class host_backend {
     detail::host_stream* queue_;
   };
 
+  /// Owns an event. Its destructor waits for its last record.
   class event {
    public:
     event(event&&) noexcept = default;
@@ -318,6 +320,7 @@ class host_backend {
     std::unique_ptr<detail::host_event> state_;
   };
 
+  /// @throws std::invalid_argument  naming the option and its limit
   explicit host_backend(const host_options& options = {})
       : state_(std::make_shared<state>(options)) {}
 
@@ -396,6 +399,12 @@ class host_backend {
     s.queue_->push([shape, op] {
       const std::int64_t blocks = detail::blocks_of(shape);
       for (std::int64_t block = 0; block < blocks; ++block) {
+        if constexpr (detail::has_whole_blocks<Op>) {
+          if (op.words() == shape.words) {
+            op.whole_block(block);
+            continue;
+          }
+        }
         for (std::int64_t word = 0; word < shape.words; ++word) op(block, word);
       }
     });

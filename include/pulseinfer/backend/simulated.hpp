@@ -27,7 +27,7 @@
 #include "pulseinfer/detail/sim_machine.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// Chooses the cost model of `profile`.
 struct timed {
@@ -56,6 +56,7 @@ class simulated_backend {
       std::swap(queue_, other.queue_);
       return *this;
     }
+    // NOLINTNEXTLINE(bugprone-exception-escape): a machine that cannot go on ends the program
     ~stream() {
       if (!machine_) return;
       machine_->drain([this] { return queue_->queue.empty(); });
@@ -81,6 +82,7 @@ class simulated_backend {
     detail::sim_stream* queue_;
   };
 
+  /// Owns an event. Its destructor goes on until its last record.
   class event {
    public:
     event(event&&) noexcept = default;
@@ -89,6 +91,7 @@ class simulated_backend {
       std::swap(record_, other.record_);
       return *this;
     }
+    // NOLINTNEXTLINE(bugprone-exception-escape): a machine that cannot go on ends the program
     ~event() {
       if (machine_) machine_->drain([this] { return state() != event_state::pending; });
     }
@@ -103,7 +106,9 @@ class simulated_backend {
     std::shared_ptr<detail::sim_record> record_;  ///< the last one; null before the first
   };
 
+  /// A machine by the clock. @throws std::invalid_argument on a profile that cannot be
   explicit simulated_backend(const timed& mode = {}) : owner_(make_owner(mode.profile)) {}
+  /// A machine whose order is drawn. @throws std::invalid_argument on a count of workers below 0
   explicit simulated_backend(const fuzzed& mode)
       : owner_(make_owner(mode.seed, mode.workers, mode.device_bytes)) {}
 
@@ -137,6 +142,7 @@ class simulated_backend {
   void enqueue_wait(const event& e, stream_ref s) {
     if (e.record_) enqueue_event(detail::sim_operation::kind::wait, e.record_, s);
   }
+  // NOLINTNEXTLINE(bugprone-exception-escape): a machine that cannot go on ends the program
   [[nodiscard]] event_state poll(const event& e) const noexcept {
     if (e.state() == event_state::pending) machine().poll();
     return e.state();

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -14,7 +15,7 @@
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/top_k.hpp"
 
-namespace pulseinfer::detail {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 /// The largest kernel body a backend takes: it is stored in the stream's queue without an
 /// allocation.
@@ -23,6 +24,13 @@ inline constexpr std::size_t max_kernel_bytes = 512;
 template <class Op>
 inline constexpr bool is_kernel_body = std::is_trivially_copyable_v<Op> &&
                                        sizeof(Op) <= max_kernel_bytes && alignof(Op) <= 16;
+
+/// A body may know a faster way to do all `words()` words of a block at once on a CPU. It does the same.
+template <class Op>
+inline constexpr bool has_whole_blocks = requires(const Op& op) {
+  { op.words() } -> std::same_as<std::int64_t>;
+  op.whole_block(std::int64_t{});
+};
 
 /// A row_group of one lane.
 struct single_lane {
@@ -76,15 +84,15 @@ void cpu_top_k(Backend& backend, const top_k_shape& shape, const top_k_keys& key
   check_top_k(shape, keys, selected, workspace, cpu_top_k_workspace_bytes(shape));
   if (shape.rows == 0) return;
   const auto key_bytes = static_cast<std::uint64_t>(shape.rows * shape.columns) * 8;
-  auto* scratch = reinterpret_cast<std::uint64_t*>(workspace.data());
+  std::uint64_t* thresholds = nullptr;  // none without keys, when there need not be a workspace
   if (shape.k > 0 && shape.columns > 0) {
+    auto* scratch = reinterpret_cast<std::uint64_t*>(workspace.data());
+    thresholds = scratch + shape.columns;
     backend.for_each_row(shape.rows, {}, key_bytes,
-                         find_top_k_threshold{keys, shape.k, scratch, scratch + shape.columns},
-                         stream);
+                         find_top_k_threshold{keys, shape.k, scratch, thresholds}, stream);
   }
   backend.for_each_row(shape.rows, {}, key_bytes,
-                       compact_top_k{keys, shape.k, scratch + shape.columns, selected, counts},
-                       stream);
+                       compact_top_k{keys, shape.k, thresholds, selected, counts}, stream);
 }
 
 }  // namespace pulseinfer::detail

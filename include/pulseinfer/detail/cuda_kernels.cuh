@@ -13,7 +13,7 @@
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/detail/cuda_runtime.cuh"
 
-namespace pulseinfer::detail {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 inline namespace PULSEINFER_CUDA_TAG {
 
 /// A CTA of `Threads` threads in one dimension as a row_group. The threads meet in shared memory,

@@ -35,7 +35,7 @@
 #define PULSEINFER_CUDA_TAG PULSEINFER_CUDA_TAG_OF(any)
 #endif
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// A call of the CUDA runtime failed. The text names the call, the error and where in the library.
 class cuda_error : public device_error {

@@ -14,7 +14,7 @@
 #include "pulseinfer/detail/cuda_kernels.cuh"
 #include "pulseinfer/top_k.hpp"
 
-namespace pulseinfer::detail {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 /// Copies the keys of the rows that must be sorted close together, and says where they lie. CUB
 /// gets no segment that is negative or leaves its buffer, whatever begin and end hold.

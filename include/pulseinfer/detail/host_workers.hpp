@@ -15,7 +15,7 @@
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer::detail {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 /// Waits a little, longer each time: first it only lets other threads run, later it sleeps for up
 /// to 50 us.

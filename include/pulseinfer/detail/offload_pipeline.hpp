@@ -15,7 +15,7 @@
 #include "pulseinfer/block_copy.hpp"
 #include "pulseinfer/detail/transfer_pipeline.hpp"
 
-namespace pulseinfer::detail {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 template <backend Backend, class Store>
 class offload_pipeline
@@ -114,8 +114,6 @@ class offload_pipeline
     self.leave(*job.owner);
   }
 
-  void record_usable(state& s) { this->backend_.record(s.pages_usable, gather_); }
-
   void concluded(state& s, bool) noexcept { leave(s); }
 
   /// The last one to leave an offload ends it.
@@ -131,6 +129,7 @@ class offload_pipeline
   }
 
   [[nodiscard]] std::array<stream_ref, 2> streams() noexcept { return {gather_, copy_}; }
+  [[nodiscard]] stream_ref stream_on_pages() noexcept { return gather_; }
 
   typename Backend::stream gather_;
   typename Backend::stream copy_;

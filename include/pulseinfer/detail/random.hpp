@@ -5,7 +5,9 @@
 
 #include <cstdint>
 
-namespace pulseinfer::detail {
+#include "pulseinfer/config.hpp"
+
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 /// A Weyl sequence through a 64-bit mixing function (splitmix64). The standard engines would do,
 /// the standard distributions would not: each library draws differently.

@@ -13,7 +13,7 @@
 #include "pulseinfer/block_copy.hpp"
 #include "pulseinfer/detail/transfer_pipeline.hpp"
 
-namespace pulseinfer::detail {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 template <backend Backend, class Store>
 class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>, Backend, Store> {
@@ -115,33 +115,25 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       this->backend_.enqueue_wait(s.ready, copy_);
       for (; s.next < s.order.size(); ++s.next) {
         const unit_move& unit = s.at(s.next);
-        copy_span strips[block_layout::strips];
-        for (std::int64_t i = 0; i < block_layout::strips; ++i) {
-          strips[i] = {planes.plane[i] + layout.page_offset(unit.page),
-                       unit.source + i * layout.strip_bytes,
-                       static_cast<std::size_t>(layout.strip_bytes)};
-        }
-        this->backend_.copy_many_async(strips, copy_direction::host_to_device, copy_);
+        each_strip(
+            layout, unit.page,
+            [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
+              this->backend_.copy_async(planes.plane[p] + in_pool, unit.source + in_unit, bytes,
+                                        copy_direction::host_to_device, copy_);
+            });
       }
     }
     this->conclude(s);
   }
 
-  void record_usable(state& s) {
-    const bool staged = this->options_.way == transfer_way::staged;
-    this->backend_.record(s.pages_usable, staged ? scatter_ : copy_);
-  }
-
   void concluded(state& s, bool known) noexcept {
+    if (!known) return end(s, false);
     try {
-      if (known) {
-        this->template run<&recall_pipeline::arrived>(s, &s.pages_usable, 0);
-        return;
-      }
+      this->template run<&recall_pipeline::arrived>(s, &s.pages_usable, 0);
     } catch (...) {
       this->set_error(s, std::current_exception());
+      end(s, this->watch(s.pages_usable));
     }
-    end(s, false);
   }
 
   void arrived(state& s) { end(s, this->backend_.poll(s.pages_usable) == event_state::done); }
@@ -167,6 +159,9 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   }
 
   [[nodiscard]] std::array<stream_ref, 2> streams() noexcept { return {copy_, scatter_}; }
+  [[nodiscard]] stream_ref stream_on_pages() noexcept {
+    return this->options_.way == transfer_way::staged ? scatter_ : copy_;
+  }
 
   typename Backend::stream copy_;
   typename Backend::stream scatter_;

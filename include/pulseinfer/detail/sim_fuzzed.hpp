@@ -15,7 +15,7 @@
 #include "pulseinfer/detail/random.hpp"
 #include "pulseinfer/detail/sim_queues.hpp"
 
-namespace pulseinfer::detail {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 /// Performs a portion of one stream's first operation, or a host task, at a time.
 ///

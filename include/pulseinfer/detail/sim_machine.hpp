@@ -20,7 +20,7 @@
 #include "pulseinfer/detail/sim_timed.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer::detail {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 /// The queues, the memory, and one of the two orders.
 class sim_machine {
@@ -143,6 +143,7 @@ struct sim_owner {
   explicit sim_owner(std::shared_ptr<sim_machine> of) : machine(std::move(of)) {}
   sim_owner(const sim_owner&) = delete;
   sim_owner& operator=(const sim_owner&) = delete;
+  // NOLINTNEXTLINE(bugprone-exception-escape): a machine that cannot go on ends the program
   ~sim_owner() { machine->finish(); }
 };
 

@@ -19,7 +19,7 @@
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/error.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// What one resource of a simulated machine has done so far.
 struct simulated_work {

@@ -15,7 +15,7 @@
 #include "pulseinfer/backend/hardware_profile.hpp"
 #include "pulseinfer/detail/sim_queues.hpp"
 
-namespace pulseinfer::detail {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 /// Advances the clock from one moment at which something ends or starts to the next.
 ///

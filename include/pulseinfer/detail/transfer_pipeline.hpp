@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -23,7 +24,7 @@
 #include "pulseinfer/staging_pool.hpp"
 #include "pulseinfer/ticket.hpp"
 
-namespace pulseinfer {
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// How a recall moves its units.
 enum class transfer_way : std::uint8_t {
@@ -118,9 +119,9 @@ struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
 /// The machinery of one direction. `Derived` brings the two ends:
 /// - `begin(state)`          the first host task: fills `order`, then `advance`s
 /// - `move_chunk(state)`     host task with a drained chunk: enqueues its work, then `advance`s
-/// - `record_usable(state)`  records `pages_usable` behind the transfer's device work
 /// - `concluded(state, ok)`  all is enqueued; ok: pages_usable tells when the work is done
-/// - `streams()`             the streams that a failure may have left its mark on
+/// - `streams()`             its two streams, in the order in which a chunk passes through them
+/// - `stream_on_pages()`     the one that works on the engine's pages
 template <class Derived, backend Backend, class Store>
 class transfer_pipeline {
  public:
@@ -261,12 +262,28 @@ class transfer_pipeline {
   }
 
   /// Something threw in a host task. What was enqueued goes on; the rest is given up.
-  void fail(state& s, std::exception_ptr error) noexcept {
-    set_error(s, std::move(error));
-    // Work of the chunk may be in its streams. It stays ahead of the next user's work there, and
-    // what it moves belongs to units that have failed.
-    if (s.current != nullptr) staging_.release(*std::exchange(s.current, nullptr));
+  void fail(state& s, const std::exception_ptr& error) noexcept {
+    set_error(s, error);
+    if (s.current != nullptr) {
+      chunk& c = *std::exchange(s.current, nullptr);
+      fence(c);
+      staging_.release(c);
+    }
     conclude(s);
+  }
+
+  /// Some work of a chunk may be in the streams without the event that ends it: whoever gets the
+  /// chunk next comes behind all of it.
+  void fence(chunk& c) noexcept {
+    try {
+      std::lock_guard lock(enqueue_mutex_);
+      const auto [first, last] = self().streams();
+      backend_.record(c.copied, first);
+      backend_.enqueue_wait(c.copied, last);
+      backend_.record(c.drained, last);
+    } catch (...) {
+      // Failed twice: the device is lost, and with it the work that the chunk is kept from.
+    }
   }
 
   /// All device work of the transfer is enqueued, or never will be.
@@ -275,18 +292,33 @@ class transfer_pipeline {
       give_up(s, s.error ? unit_status::failed : unit_status::cancelled);
       s.incomplete.store(true, std::memory_order_relaxed);
     }
-    bool known = true;
-    try {
-      std::lock_guard lock(enqueue_mutex_);
-      self().record_usable(s);
-    } catch (...) {
-      set_error(s, std::current_exception());
-      s.incomplete.store(true, std::memory_order_relaxed);
-      known = false;
-    }
+    // The pages are not to be left while work on them is in the streams: without the event there is
+    // no telling, so a second attempt is worth its while.
+    const bool known = record_usable(s) || record_usable(s);
+    if (s.error) s.incomplete.store(true, std::memory_order_relaxed);
     s.report.submitted_ns = backend_.now_ns();
     s.phase.store(transfer_phase::submitted, std::memory_order_release);
     self().concluded(s, known);
+  }
+
+  [[nodiscard]] bool record_usable(state& s) noexcept {
+    try {
+      std::lock_guard lock(enqueue_mutex_);
+      backend_.record(s.pages_usable, self().stream_on_pages());
+      return true;
+    } catch (...) {
+      set_error(s, std::current_exception());
+      return false;
+    }
+  }
+
+  /// Waits on the worker itself, which may poll but not sync; true if the event is done in the end.
+  /// For the rare case that no host task can be had: a transfer that ended before its work would
+  /// have the engine use pages that are still written.
+  [[nodiscard]] bool watch(const typename Backend::event& e) noexcept {
+    event_state seen = backend_.poll(e);
+    for (; seen == event_state::pending; seen = backend_.poll(e)) std::this_thread::yield();
+    return seen == event_state::done;
   }
 
   /// Units that are not enqueued will not be: their status says why, and their slots are free.
@@ -298,8 +330,8 @@ class transfer_pipeline {
     }
   }
 
-  static void set_error(state& s, std::exception_ptr error) noexcept {
-    if (!s.error) s.error = std::move(error);
+  static void set_error(state& s, const std::exception_ptr& error) noexcept {
+    if (!s.error) s.error = error;
   }
 
   /// The last access to the state: behind it the state may serve another transfer.
@@ -320,9 +352,14 @@ class transfer_pipeline {
   }
 
   /// After a failure: collects what the pipeline's own streams remember of it, so that it is not
-  /// reported to the next transfer. Waits for them once; without a failure it does nothing.
+  /// reported to the next transfer. Without a failure it does nothing.
+  ///
+  /// Transfers under way end first. A stream that forgets its failure between two chunks of one
+  /// would do the second, and all of that transfer would look well.
   void recover() {
     if (!failed_.exchange(false, std::memory_order_relaxed)) return;
+    sync_all();
+    failed_.store(false, std::memory_order_relaxed);
     for (const stream_ref stream : self().streams()) {
       try {
         backend_.sync(stream);
