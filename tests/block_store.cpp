@@ -79,7 +79,7 @@ class checked_store {
     REQUIRE(got.outcome == reserve_outcome::reserved);
     (void)counts();
     const stamp content = stamp_of(id, at);
-    std::memcpy(store_.writable(got.slot), &content, sizeof content);
+    write_stamp(store_.writable(got.slot), content);
     return got.slot;
   }
   void put(sequence_id id, unit at) {
@@ -684,7 +684,10 @@ TEST_CASE("block store: readers see whole units while a writer evicts") {
         const sequence_id id = ids[draw.below(sequences)];
         const unit at{static_cast<std::int32_t>(draw.below(layers)), 0};
         const lease_type lease = store.acquire(id, at.layer);
-        for (std::int32_t block = 0; block < blocks; ++block) {
+        // Long enough for the writer to add units under the lease: those are found without the lock.
+        for (std::int32_t i = 0; i < 10 * blocks; ++i) {
+          const std::int32_t block = i % blocks;
+          if (block == 0) std::this_thread::yield();
           const std::byte* const bytes = lease.find(block);
           if (bytes == nullptr) continue;
           ++found;
@@ -702,13 +705,14 @@ TEST_CASE("block store: readers see whole units while a writer evicts") {
     const auto wanted = test::rounds<std::int64_t>(5'000, 200'000);
     std::int64_t committed = 0;
     for (std::int64_t attempt = 0; attempt < 80 * wanted && committed < wanted; ++attempt) {
+      if (attempt % 8 == 0) std::this_thread::yield();  // also where there is one processor
       const sequence_id id = ids[draw.below(sequences)];
       const unit at{static_cast<std::int32_t>(draw.below(layers)),
                     static_cast<std::int32_t>(draw.below(blocks))};
       const auto got = store.reserve(id, at.layer, at.block);
       if (got.outcome != reserve_outcome::reserved) continue;
       const stamp content = stamp_of(id, at, attempt);
-      std::memcpy(store.writable(got.slot), &content, sizeof content);
+      write_stamp(store.writable(got.slot), content);
       if (draw.one_in(5)) {
         store.abort(got.slot);
       } else {
