@@ -141,7 +141,7 @@ TEST_CASE("ticket: a ticket that is held keeps its state, one that is moved is h
     CHECK(!s.r.recall(0, s.id, {{0, 1, 13}}).has_value());  // both are ended, and held
     CHECK(moved.report().units == 1);
     CHECK(second.report().units == 2);
-    moved = std::move(second);
+    (void)(moved = std::move(second));  // nvcc takes the reference for a ticket that is dropped
     CHECK(moved.report().units == 2);
     CHECK(moved.status(1) == unit_status::missing);
     {
