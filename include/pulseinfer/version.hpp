@@ -7,8 +7,8 @@
 #define PULSEINFER_VERSION_MINOR 1
 #define PULSEINFER_VERSION_PATCH 0
 
-/// The inline namespace that everything is in, v0_1: two versions that a program links, because two of
-/// its libraries hold them, do not share a name. Before 1.0 a minor version may change any type.
+/// The inline namespace that everything is in, v0_1: two versions that a program links, because two
+/// of its libraries hold them, do not share a name. Before 1.0 a minor version may change any type.
 #define PULSEINFER_ABI_NAME_OF(major, minor) v##major##_##minor
 #define PULSEINFER_ABI_NAME(major, minor) PULSEINFER_ABI_NAME_OF(major, minor)
 #define PULSEINFER_ABI_NAMESPACE \
