@@ -145,6 +145,7 @@ TEST_CASE("ticket: a ticket that is held keeps its state, one that is moved is h
     CHECK(moved.report().units == 2);
     CHECK(moved.status(1) == unit_status::missing);
     {
+      // Assignment swaps. NOLINTNEXTLINE(bugprone-use-after-move)
       const rig::ticket dropped = std::move(second);
       CHECK(dropped.report().units == 1);
     }
