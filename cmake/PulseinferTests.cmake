@@ -140,6 +140,8 @@ function(pulseinfer_add_test header)
         target_link_libraries(${program} PRIVATE pulseinfer::cuda)
       endif()
       pulseinfer_own_target(${program})
+      # They ask whether, not how fast: this halves the time it takes to build them.
+      target_compile_options(${program} PRIVATE $<$<CONFIG:Release>:-O1>)
     endif()
     target_sources(${program} PRIVATE "${unit_file}")
     set_property(TARGET ${program} APPEND PROPERTY PULSEINFER_TESTED "*/${header}.cpp")
