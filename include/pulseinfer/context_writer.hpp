@@ -29,11 +29,11 @@ struct appended_row {
 
 /// Writes full blocks behind the engine, layer by layer, all requests of a layer in one transfer.
 ///
-/// It never blocks, and it leases the sequences of its open requests: the store does not evict what it
-/// was given before the request is closed. What cannot be handed over now (too many transfers under way, no digest tile, a
-/// full store, a failed copy) is tried again by the next `append` of the layer. A page may be given
-/// to other use once `stored_blocks` counts its block, and no stream of the engine reads it any
-/// more.
+/// It never blocks, and it leases the sequences of its open requests: the store does not evict what
+/// it was given before the request is closed. What cannot be handed over now (too many transfers
+/// under way, no digest tile, a full store, a failed copy) is tried again by the next `append` of
+/// the layer. A page may be given to other use once `stored_blocks` counts its block, and no stream
+/// of the engine reads it any more.
 ///
 /// @par Threads  one at a time
 /// @par Life     digests and mover outlive it, and it outlives its transfers; its destructor drops
@@ -194,8 +194,8 @@ class context_writer {
                     pool_.geometry().block_tokens);
   }
 
-  /// Lists blocks [first, full) of a row, or as many as a transfer and the digest tiles take. Returns
-  /// the end of what was listed.
+  /// Lists blocks [first, full) of a row, or as many as a transfer and the digest tiles take.
+  /// Returns the end of what was listed.
   template <page_table HostTable>
   std::int64_t add_blocks(const appended_row& row, std::int64_t first, std::int64_t full,
                           const HostTable& table, stream_ref stream) {

@@ -38,9 +38,9 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 ///
 /// `pages` is [rows, k] page ids in the order of the chosen ids, padded with -1; device memory. It
 /// is written by the resolve kernel; the pages of misses hold their units once the recall's ticket
-/// says so. Once the step has ended, the hot buffer's next `resolve` may use it again: what reads it
-/// is ordered before that. Sinks, window and the block being filled are the engine's own pages: they
-/// are not in it.
+/// says so. Once the step has ended, the hot buffer's next `resolve` may use it again: what reads
+/// it is ordered before that. Sinks, window and the block being filled are the engine's own pages:
+/// they are not in it.
 struct resolved_step {
   const std::int32_t* pages = nullptr;
   std::int32_t rows = 0;
@@ -209,6 +209,7 @@ class hot_buffer {
   /// @post  the step is in flight until its recall has brought every miss, or it was discarded
   /// @throws std::invalid_argument, std::out_of_range  on a batch, layer or selection that does not
   ///         fit, or a request that was lent no pages; nothing is enqueued
+  /// @throws device_error  while a step of a request has a discard that failed with its stream
   /// @par Cost  O(rows) and one kernel; allocates nothing
   [[nodiscard]] std::optional<resolved_step> resolve(std::int32_t layer, const batch_view& batch,
                                                      const selection& chosen, stream_ref stream) {

@@ -62,8 +62,8 @@ struct plane_layout {
 /// A page id names a page of the engine and a head group of it: engine page x head_groups + group.
 /// With one group, which is the default, it is the engine's page.
 ///
-/// Law: the strips of distinct (plane, page id) never overlap, and each lies inside its plane. Layouts
-/// of make_layout keep it; who fills in strides by hand promises it.
+/// Law: the strips of distinct (plane, page id) never overlap, and each lies inside its plane.
+/// Layouts of make_layout keep it; who fills in strides by hand promises it.
 struct block_layout {
   std::int64_t pages = 0;  ///< page ids: pages of the engine x head groups
   std::int32_t head_groups = 1;
