@@ -53,8 +53,9 @@ int sparse_decode(Backend backend) {
   const auto step = hot.resolve(0, batch, chosen, stream).value();
   auto ticket = mover.recall(step, {&sequence, 1}, stream).value();
   ticket.sync_submitted();  // or run another group of requests until phase() says so
-  if (ticket.enqueue_wait(stream) != wait_outcome::enqueued) return 1;
-  // ... the engine's attention over step.pages goes here, on `stream` ...
+  if (ticket.enqueue_wait(stream) != wait_outcome::enqueued) return 1;  // else sync, then discard
+  // ... here, on `stream`: the engine's attention, over its own pages of the sinks, the recent window
+  // and the block being filled, and over step.pages, which holds the chosen blocks ...
   backend.sync(stream);
   ticket.sync();
   std::printf("%lld blocks recalled\n", static_cast<long long>(ticket.report().moved));

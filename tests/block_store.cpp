@@ -165,7 +165,7 @@ TEST_CASE("fault 37: a unit is not readable before it is committed") {
   CHECK(lease.find(1) == nullptr);
   CHECK(!store.has(id, {0, 1}));
   const auto again = store->reserve(id, 0, 1);  // nor is it written twice at a time
-  CHECK(again.outcome == reserve_outcome::exists);
+  CHECK(again.outcome == reserve_outcome::writing);
   CHECK(again.slot == host_slot::none);
   store->commit(slot);
   CHECK(holds(lease, id, {0, 1}));  // the lease is older than the unit

@@ -272,7 +272,8 @@ fi
 
 # --- The table ------------------------------------------------------------------------------------
 
-printf '\n%-52s %s\n' device "$device" driver "$driver" CUDA "$cuda" architecture "$architectures"
+printf '\n'
+printf '%-52s %s\n' device "$device" driver "$driver" CUDA "$cuda" architecture "$architectures"
 printf '\n%-52s %-20s %9s\n' what result seconds
 awk -F '\t' '
   { printf "%-52s %-20s %9s\n", $1, $2, $3 }

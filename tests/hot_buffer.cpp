@@ -305,7 +305,7 @@ TEST_CASE("hot buffer: what does not fit is refused by resolve and discard") {
   r.lend(0, 0, 6);
   const auto step = r.resolve(0, {0}, {{1, 2}});
   REQUIRE(step.has_value());
-  CHECK_THROWS_AS(r.hot.discard({}, r.rows_of({0}), r.stream), std::invalid_argument);
+  CHECK_THROWS_AS(r.hot.discard({}, r.rows_of({0}), r.stream), std::logic_error);
   CHECK_THROWS_AS(r.hot.discard(*step, r.rows_of({0, 1}), r.stream), std::invalid_argument);
   r.hot.discard(*step, r.rows_of({0}), r.stream);
   machine.sync(r.stream);

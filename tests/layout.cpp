@@ -204,3 +204,20 @@ TEST_CASE("layout: a pool whose addresses do not fit is refused") {
                        doctest::Contains("address 0 of layer 0 is null"), std::invalid_argument);
   CHECK_THROWS_AS((void)kv_pool(kv_geometry{}, layout, planes_of(2)), std::invalid_argument);
 }
+
+TEST_CASE("layout: a layout of another geometry is refused though its unit is as large") {
+  CHECK_THROWS_WITH_AS(
+      (void)kv_pool(small,
+                    nhd_layout({.layers = 2, .kv_heads = 1, .head_dim = 48, .block_tokens = 2}, 5),
+                    planes_of(2)),
+      doctest::Contains("last element of plane 0"), std::invalid_argument);
+  CHECK_THROWS_WITH_AS((void)kv_pool(
+                           small,
+                           [] {
+                             block_layout layout = nhd_layout(small, 5);
+                             layout.plane[1].head_stride = -16;
+                             return layout;
+                           }(),
+                           planes_of(2)),
+                       "kv_pool: a stride of plane 1 is negative", std::invalid_argument);
+}

@@ -116,8 +116,10 @@ TEST_CASE("prefix stream: bad sets, layers and sequences are refused") {
     CHECK_THROWS_WITH_AS(stream_type(r.mover, id, 2, even, four, r.stream),
                          "prefix_stream: the sets have 5 and 4 pages, expected the same",
                          std::invalid_argument);
-    CHECK_THROWS_WITH_AS(stream_type(r.mover, id, 0, even, odd, r.stream),
-                         "prefix_stream: layers is 0, expected at least 1", std::invalid_argument);
+    for (const std::int32_t layers : {0, 3}) {
+      CHECK_THROWS_WITH_AS(stream_type(r.mover, id, layers, even, odd, r.stream),
+                           doctest::Contains("expected 1 to 2"), std::invalid_argument);
+    }
     CHECK_THROWS_AS(stream_type(r.mover, id, 2, outside, odd, r.stream), std::out_of_range);
     const pulseinfer::sequence_id stale{id.index, id.generation + 1};
     CHECK_THROWS_AS(stream_type(r.mover, stale, 2, even, odd, r.stream), std::invalid_argument);
@@ -125,5 +127,22 @@ TEST_CASE("prefix stream: bad sets, layers and sequences are refused") {
     CHECK(none.sync_layer(r.stream) == prefix_outcome::ready);
     CHECK_THROWS_WITH_AS((void)none.sync_layer(r.stream), "prefix_stream: all 1 layers are through",
                          std::logic_error);
+  });
+}
+
+TEST_CASE(
+    "prefix stream: a sequence that is closed on the way fails the next layer, not this one") {
+  test::each_backend([](backend machine) {
+    rig r(machine);
+    const auto id = r.stored(5, all_blocks());
+    prefix_stream stream(r.mover, id, 2, even, odd, r.stream);
+    (void)r.store.close_sequence(id);
+    CHECK(stream.sync_layer(r.stream) == prefix_outcome::ready);  // its lease is older
+    read_layer(r, 0, stream.pages());
+    CHECK_THROWS_AS((void)stream.sync_layer(r.stream), std::invalid_argument);
+    machine.sync(r.stream);
+    CHECK((r.pages.get(0, even[4]) == test::stamp(rig::geometry, 5, 0, 4)));
+    // The recall ends, and gives its lease back, a moment after its pages can be used.
+    machine.sync_until([&] { return r.store.counts().free == r.store.counts().capacity; });
   });
 }

@@ -206,7 +206,7 @@ TEST_CASE("fault 37: a unit that is being written is not readable yet, nor offlo
     CHECK(coming.status(0) == unit_status::missing);
     auto leaving = r.offload(0, id, {{0, 0, 10}}).value();
     leaving.sync();
-    CHECK(leaving.status(0) == unit_status::present);
+    CHECK(leaving.status(0) == unit_status::being_written);
     r.store.abort(reserved.slot);
     CHECK(rig::at_rest(r.store.counts()));
   });
@@ -692,5 +692,60 @@ TEST_CASE("transfer: in steady state nothing is allocated") {
     CHECK(least_of_step == 0);
     CHECK(least_in == 0);
     CHECK(least_out == 0);
+  });
+}
+
+TEST_CASE("transfer: a unit that another transfer writes is not called present") {
+  each([](backend machine) {
+    rig r(machine, {.transfers_in_flight = 4});
+    const auto id = r.store.open_sequence().value();
+    const auto taken = r.store.reserve(id, 0, 1);  // somebody's write, not decided yet
+    REQUIRE(taken.outcome == pulseinfer::reserve_outcome::reserved);
+    auto t = r.offload(0, id, {{0, 0, 3}, {0, 1, 4}}).value();
+    t.sync();
+    CHECK(t.status(0) == unit_status::moved);
+    CHECK(t.status(1) == unit_status::being_written);
+    r.store.abort(taken.slot);
+    CHECK_FALSE(r.store.contains(id, 0, 1));
+  });
+}
+
+TEST_CASE(
+    "transfer: a stale step is refused, and so are a second recall and a discard on the way") {
+  each([](backend machine) {
+    rig r(machine, {.steps_in_flight = 1});
+    const auto id = r.stored(1, {0, 1, 2, 3});
+    r.lend(0, 40, 6);
+    const auto first = r.resolve(0, {0}, {{0, 1}}).value();
+    const auto batch = r.rows_of({0});
+    {
+      auto t = r.mover.recall(first, {&id, 1}, r.stream).value();
+      CHECK_THROWS_AS((void)r.mover.recall(first, {&id, 1}, r.stream), std::invalid_argument);
+      t.sync();
+    }
+    CHECK_THROWS_AS((void)r.mover.recall(first, {&id, 1}, r.stream), std::invalid_argument);
+    CHECK_THROWS_AS(r.hot.discard(first, batch, r.stream), std::logic_error);
+    const auto second = r.resolve(1, {0}, {{2, 3}}).value();  // has the record of the first
+    CHECK_THROWS_AS((void)r.mover.recall(first, {&id, 1}, r.stream), std::invalid_argument);
+    CHECK_THROWS_AS(r.hot.discard(first, batch, r.stream), std::logic_error);
+    auto t = r.mover.recall(second, {&id, 1}, r.stream).value();
+    t.sync();
+    CHECK(t.report().moved == 2);
+    CHECK_THROWS_AS(r.hot.discard(second, batch, r.stream), std::logic_error);
+    machine.sync(r.stream);
+  });
+}
+
+TEST_CASE("transfer: an offload that a closed sequence breaks off gives all slots back") {
+  each([](backend machine) {
+    rig r(machine);
+    const auto open = r.store.open_sequence().value();
+    const auto closed = r.store.open_sequence().value();
+    (void)r.store.close_sequence(closed);
+    const auto before = r.store.counts();
+    const pulseinfer::sequence_id both[] = {open, closed};
+    const rig::targets units = {{0, 0, 3}, {0, 1, 4}, {1, 0, 5}};
+    CHECK_THROWS_AS((void)r.mover.offload(0, both, units, r.stream), std::invalid_argument);
+    CHECK(r.store.counts() == before);
   });
 }

@@ -389,3 +389,33 @@ TEST_CASE(
     machine.sync(r.stream);
   });
 }
+
+TEST_CASE("fault 46: a discard that fails with its stream is not taken for done") {
+  each([](backend machine) {
+    rig r(machine);
+    const auto id = r.stored(1, blocks(6));
+    r.lend(0, 0, 6);
+    const pulseinfer::batch_view batch = r.rows_of({0});
+    const pulseinfer::selection chosen = r.choice({{0, 5}});
+    const auto step = r.hot.resolve(0, batch, chosen, r.stream);
+    REQUIRE(step.has_value());
+    test::backend(machine).for_each({1, 1}, {}, 0, broken_kernel{}, r.stream);
+    {
+      auto t = r.mover.recall(*step, {&id, 1}, r.stream).value();
+      CHECK_THROWS_AS(t.sync(), device_error);
+    }
+    r.hot.discard(*step, batch, r.stream);  // on a stream that has failed: nothing is forgotten
+    clear(machine, r.stream);
+    // The units never came. Were they taken for hits now, attention would read what lies there.
+    CHECK_THROWS_AS((void)r.hot.resolve(0, batch, chosen, r.stream), device_error);
+    r.hot.discard(*step, batch, r.stream);
+    machine.sync(r.stream);
+    const auto again = r.hot.resolve(0, batch, chosen, r.stream);
+    REQUIRE(again.has_value());
+    auto t = r.mover.recall(*again, {&id, 1}, r.stream).value();
+    t.sync();
+    CHECK((rig::missed(*again, 0) == ints{0, 5}));
+    CHECK(t.report().moved == 2);
+    machine.sync(r.stream);
+  });
+}

@@ -19,6 +19,7 @@ namespace {
 
 using backend = test::unordered_backend;
 using rig = test::offload_rig<backend>;
+using pulseinfer::transfer_way;
 using pulseinfer::unit_status;
 using pulseinfer::wait_outcome;
 
@@ -153,11 +154,12 @@ bool recall_of_steps(rig& r) {
 
 /// Runs a scenario on the machine of a seed, without the waits that `drop` names.
 template <class Scenario>
-bool is_right(std::uint64_t seed, backend::drop_rule drop, Scenario scenario, int& dropped) {
+bool is_right(std::uint64_t seed, backend::drop_rule drop, Scenario scenario, int& dropped,
+              transfer_way way = transfer_way::staged) {
   backend machine(pulseinfer::fuzzed{.seed = seed}, std::move(drop));
   bool right = false;
   {
-    rig r(machine, {.chunk_units = 1});
+    rig r(machine, {.chunk_units = 1, .way = way});
     REQUIRE(machine.streams() == offload_copy + 1);
     try {
       right = scenario(r);
@@ -171,14 +173,15 @@ bool is_right(std::uint64_t seed, backend::drop_rule drop, Scenario scenario, in
 
 /// The wait is put in, and some seed shows it.
 template <class Scenario>
-void is_needed(Scenario scenario, int from, int to, bool by_costly_task = false) {
+void is_needed(Scenario scenario, int from, int to, bool by_costly_task = false,
+               transfer_way way = transfer_way::staged) {
   const auto drop = [=](const test::wait& w) {
     return w.from == from && w.to == to &&
            (to != test::wait::task || (w.bytes > 0) == by_costly_task);
   };
   std::uint64_t seed = 1;
   int dropped = 0;
-  while (seed <= seeds && is_right(seed, drop, scenario, dropped)) ++seed;
+  while (seed <= seeds && is_right(seed, drop, scenario, dropped, way)) ++seed;
   CHECK(dropped > 0);
   CHECK_MESSAGE(seed <= seeds, "nothing is wrong without the wait, on any seed");
 }
@@ -191,6 +194,9 @@ TEST_CASE("order: with all waits no seed gives a wrong byte") {
     CAPTURE(seed);
     CHECK(is_right(
         seed, {}, [](rig& r) { return recall_between_readers(r); }, dropped));
+    CHECK(is_right(
+        seed, {}, [](rig& r) { return recall_between_readers(r); }, dropped,
+        transfer_way::per_block));
     CHECK(is_right(
         seed, {}, [](rig& r) { return offload_between_writers(r); }, dropped));
     CHECK(is_right(
@@ -205,6 +211,11 @@ TEST_CASE("order: the scatter waits for the DMA") {
 
 TEST_CASE("fault 33: the scatter waits for the pages' readers") {
   is_needed([](rig& r) { return recall_between_readers(r); }, engine, recall_scatter);
+}
+
+TEST_CASE("fault 33: single copies wait for the pages' readers") {
+  is_needed([](rig& r) { return recall_between_readers(r); }, engine, recall_copy, false,
+            transfer_way::per_block);
 }
 
 TEST_CASE("faults 30 and 31: the next gather waits until the chunk is drained") {

@@ -17,13 +17,14 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// What became of one unit of a transfer.
 enum class unit_status : std::int32_t {
-  pending,    ///< not decided yet
-  moved,      ///< its bytes are where they were to go
-  missing,    ///< recall: the store does not have it
-  present,    ///< offload: the store had it already
-  refused,    ///< offload: the store is full
-  failed,     ///< a copy or kernel failed
-  cancelled,  ///< the transfer was cancelled before it got to the unit
+  pending,        ///< not decided yet
+  moved,          ///< its bytes are where they were to go
+  missing,        ///< recall: the store does not have it
+  present,        ///< offload: the store had it already
+  being_written,  ///< offload: another transfer writes it; only that one tells whether it arrives
+  refused,        ///< offload: the store is full
+  failed,         ///< a copy or kernel failed
+  cancelled,      ///< the transfer was cancelled before it got to the unit
 };
 
 /// The largest grain of a device copy: one load and one store of 16 bytes.

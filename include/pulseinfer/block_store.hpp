@@ -35,7 +35,8 @@ enum class host_slot : std::int32_t { none = -1 };
 /// What became of a request to write a unit.
 enum class [[nodiscard]] reserve_outcome : std::uint8_t{
     reserved,  ///< the slot is the caller's until commit or abort
-    exists,    ///< the unit is stored, or being written, already
+    exists,    ///< the unit is stored already
+    writing,   ///< somebody else writes it; whether it arrives is not decided
     full,      ///< no slot is free and nothing may be evicted; nothing was evicted
 };
 
@@ -210,8 +211,13 @@ class block_store {
     sequence_state& s = checked_sequence(id);
     check_unit(layer, block);
     auto& entry = table_[table_index(id.index, layer, block)];
-    if (entry.load(std::memory_order_relaxed) != absent) {
-      return {reserve_outcome::exists, host_slot::none};
+    switch (entry.load(std::memory_order_relaxed)) {
+      case absent:
+        break;
+      case being_written:
+        return {reserve_outcome::writing, host_slot::none};
+      default:
+        return {reserve_outcome::exists, host_slot::none};
     }
     if (free_.empty() && !evict_one(id.index)) return {reserve_outcome::full, host_slot::none};
     const std::int32_t slot = free_.back();

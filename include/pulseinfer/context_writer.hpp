@@ -4,6 +4,7 @@
 /// it is being filled, stays in the pool; a block that becomes full is digested and offloaded.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -28,10 +29,11 @@ struct appended_row {
 
 /// Writes full blocks behind the engine, layer by layer, all requests of a layer in one transfer.
 ///
-/// It never blocks. What cannot be handed over now (too many transfers under way, no digest tile, a
-/// full store, a failed copy) is tried again by the next `append` of the layer. A page may be given
-/// to other use once `stored_blocks` counts its block, and no stream of the engine reads it any
-/// more.
+/// It never blocks, and it leases the sequences of its open requests: the store does not evict what
+/// it was given before the request is closed. What cannot be handed over now (too many transfers
+/// under way, no digest tile, a full store, a failed copy) is tried again by the next `append` of
+/// the layer. A page may be given to other use once `stored_blocks` counts its block, and no stream
+/// of the engine reads it any more.
 ///
 /// @par Threads  one at a time
 /// @par Life     digests and mover outlive it, and it outlives its transfers; its destructor drops
@@ -58,13 +60,20 @@ class context_writer {
   void open(std::int32_t request, sequence_id sequence) {
     entry& e = entry_of(request);
     detail::expects(!e.open, "context_writer: request ", request, " is open already");
-    e = {sequence, true, e.generation + 1};
+    e.lease = mover_->store().acquire(sequence, 0);
+    e.sequence = sequence;
+    e.open = true;
+    ++e.generation;
     for (std::int32_t layer = 0; layer < layers(); ++layer) at(layer, request) = {};
   }
 
   /// Ends a request. Blocks on their way arrive in the store if the sequence is still open there.
   /// @throws std::out_of_range on the request, std::invalid_argument if it is not open
-  void close(std::int32_t request) { checked_entry(request).open = false; }
+  void close(std::int32_t request) {
+    entry& e = checked_entry(request);
+    e.open = false;
+    e.lease.release();
+  }
 
   /// Digests and offloads the blocks of a layer that have become full, of all rows in one transfer.
   ///
@@ -75,7 +84,7 @@ class context_writer {
   /// @param stream        the writers of the pages stand on it before this call
   /// @return true if all full blocks are stored or on their way; false if some must be tried again
   /// @throws std::out_of_range, std::invalid_argument  on a layer, request, token count or page
-  ///         that is out of range; nothing has changed
+  ///         that is out of range; nothing was handed over
   template <page_table HostTable, page_table DeviceTable>
   bool append(std::int32_t layer, std::span<const appended_row> rows, const HostTable& host_table,
               const DeviceTable& device_table, stream_ref stream) {
@@ -84,21 +93,18 @@ class context_writer {
       collect(l);  // their tickets are free to be used again
     sequences_.clear();
     units_.clear();
-    for (const appended_row& row : rows) add_full_blocks(layer, row, host_table);
+    for (const appended_row& row : rows) check_row(row);
     bool all = true;
     for (const appended_row& row : rows) {
       const progress& p = at(layer, row.request);
       const std::int64_t full = full_blocks(row.tokens);
       if (p.handed_over >= full) continue;
-      if (!digests_->reserve(row.request, full, stream)) {
-        all = false;
-        std::erase_if(units_, [&](const unit_target& unit) {
-          return sequences_[static_cast<std::size_t>(unit.row)] == entry_of(row.request).sequence;
-        });
-        continue;
+      const std::int64_t last = add_blocks(row, p.handed_over, full, host_table, stream);
+      all = all && last == full;
+      if (last > p.handed_over) {
+        digests_->build(layer, row.request, p.handed_over, last - p.handed_over, pool_,
+                        device_table, stream);
       }
-      digests_->build(layer, row.request, p.handed_over, full - p.handed_over, pool_, device_table,
-                      stream);
     }
     if (units_.empty()) return all;
     auto ticket = mover_->offload(layer, sequences_, units_, stream);
@@ -141,6 +147,7 @@ class context_writer {
  private:
   struct entry {
     sequence_id sequence;
+    typename Store::lease lease;  ///< what is written stays, until the request is closed
     bool open = false;
     std::uint64_t generation = 0;
   };
@@ -179,25 +186,36 @@ class context_writer {
                      static_cast<std::size_t>(request)];
   }
 
-  /// Lists a row's full blocks that are not handed over. Checks only: nothing changes.
+  void check_row(const appended_row& row) {
+    (void)checked_entry(row.request);
+    detail::expects(row.tokens >= 0 && full_blocks(row.tokens) <= digests_->max_blocks(),
+                    "context_writer: tokens is ", row.tokens, " for request ", row.request,
+                    ", the digests hold ", digests_->max_blocks(), " blocks of ",
+                    pool_.geometry().block_tokens);
+  }
+
+  /// Lists blocks [first, full) of a row, or as many as a transfer and the digest tiles take.
+  /// Returns the end of what was listed.
   template <page_table HostTable>
-  void add_full_blocks(std::int32_t layer, const appended_row& row, const HostTable& table) {
-    const entry& e = checked_entry(row.request);
-    const std::int64_t full = full_blocks(row.tokens);
-    const progress& p = at(layer, row.request);
-    detail::expects(row.tokens >= 0 && full <= digests_->max_blocks(), "context_writer: tokens is ",
-                    row.tokens, " for request ", row.request, ", the digests hold ",
-                    digests_->max_blocks(), " blocks of ", pool_.geometry().block_tokens);
-    if (p.handed_over >= full) return;
-    if (request_of_.size() < sequences_.size() + 1) request_of_.resize(sequences_.size() + 1);
-    request_of_[sequences_.size()] = row.request;
-    for (std::int64_t block = p.handed_over; block < full; ++block) {
-      const std::int64_t page = table.page(row.request, block);
-      pool_.check_page(page);
-      units_.push_back({static_cast<std::int32_t>(sequences_.size()),
-                        static_cast<std::int32_t>(block), static_cast<std::int32_t>(page)});
+  std::int64_t add_blocks(const appended_row& row, std::int64_t first, std::int64_t full,
+                          const HostTable& table, stream_ref stream) {
+    const transfer_options& most = mover_->options();
+    const auto room = most.max_units - static_cast<std::int64_t>(units_.size());
+    const std::int64_t last = std::min(full, first + room);
+    if (last <= first || sequences_.size() >= static_cast<std::size_t>(most.max_rows)) return first;
+    for (std::int64_t block = first; block < last; ++block) {
+      pool_.check_page(table.page(row.request, block));
     }
-    sequences_.push_back(e.sequence);
+    if (!digests_->reserve(row.request, last, stream)) return first;
+    const auto index = static_cast<std::int32_t>(sequences_.size());
+    for (std::int64_t block = first; block < last; ++block) {
+      units_.push_back({index, static_cast<std::int32_t>(block),
+                        static_cast<std::int32_t>(table.page(row.request, block))});
+    }
+    sequences_.push_back(entry_of(row.request).sequence);
+    request_of_.resize(sequences_.size());
+    request_of_.back() = row.request;
+    return last;
   }
 
   /// Takes in what the transfers of a layer have brought, oldest first.

@@ -266,7 +266,7 @@ class digest_store {
                     "digest_store: max_blocks is ", options.max_blocks, ", expected 1 to ",
                     1 << 24);
     const std::int64_t all =
-        options.max_requests * ((options.max_blocks + tile_blocks - 1) / tile_blocks);
+        std::int64_t{options.max_requests} * ((options.max_blocks + tile_blocks - 1) / tile_blocks);
     if (options.tiles == 0) options.tiles = all;
     detail::expects(options.tiles >= 1 && options.tiles <= all, "digest_store: tiles is ",
                     options.tiles, ", expected 1 to ", all,
@@ -277,8 +277,12 @@ class digest_store {
     return (options_.max_blocks + tile_blocks - 1) / tile_blocks;
   }
   [[nodiscard]] std::size_t layer_floats() const {
-    return static_cast<std::size_t>(options_.tiles * digest_parts(options_.kind) * tile_blocks *
-                                    geometry_.kv_heads * geometry_.head_dim);
+    const std::int64_t tile = digest_parts(options_.kind) * tile_blocks * geometry_.kv_heads;
+    const std::int64_t floats =
+        detail::checked_offset(tile * geometry_.head_dim, options_.tiles, 0);
+    (void)detail::checked_offset(detail::checked_offset(floats, sizeof(float), 0), geometry_.layers,
+                                 0);
+    return static_cast<std::size_t>(floats);
   }
   [[nodiscard]] std::vector<std::int32_t>& held_of(std::int32_t request) {
     detail::expects<std::out_of_range>(request >= 0 && request < options_.max_requests,

@@ -38,13 +38,22 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 ///
 /// `pages` is [rows, k] page ids in the order of the chosen ids, padded with -1; device memory. It
 /// is written by the resolve kernel; the pages of misses hold their units once the recall's ticket
-/// says so. It stays as it is until the hot buffer has resolved `steps_in_flight` further steps.
+/// says so. Once the step has ended, the hot buffer's next `resolve` may use it again: what reads
+/// it is ordered before that. Sinks, window and the block being filled are the engine's own pages:
+/// they are not in it.
 struct resolved_step {
   const std::int32_t* pages = nullptr;
   std::int32_t rows = 0;
   std::int32_t k = 0;
   std::int32_t layer = 0;
   detail::step_record* record = nullptr;
+  std::uint64_t generation = 0;
+
+  /// The step has neither ended nor been discarded, and its record is still its own.
+  [[nodiscard]] bool is_open() const noexcept {
+    return record != nullptr && record->generation == generation && !record->discarded &&
+           record->busy.load(std::memory_order_acquire);
+  }
 
   /// The misses of a row, in block order, with what became of each. Host memory; complete once the
   /// recall's ticket is final, and valid as long as `pages`.
@@ -74,7 +83,8 @@ struct hot_buffer_options {
 /// Device-resident units of all requests and layers, least recently used out first.
 ///
 /// @par Threads  one at a time; the records of its steps are read by host tasks
-/// @par Life     outlives the tickets of its steps
+/// @par Life     outlives the transfers of its steps, dropped tickets or not: destroy the transfer
+///               engine first. Its streams outlive it
 template <backend Backend>
 class hot_buffer {
  public:
@@ -199,6 +209,7 @@ class hot_buffer {
   /// @post  the step is in flight until its recall has brought every miss, or it was discarded
   /// @throws std::invalid_argument, std::out_of_range  on a batch, layer or selection that does not
   ///         fit, or a request that was lent no pages; nothing is enqueued
+  /// @throws device_error  while a step of a request has a discard that failed with its stream
   /// @par Cost  O(rows) and one kernel; allocates nothing
   [[nodiscard]] std::optional<resolved_step> resolve(std::int32_t layer, const batch_view& batch,
                                                      const selection& chosen, stream_ref stream) {
@@ -215,6 +226,7 @@ class hot_buffer {
       detail::expects(!lent_of(request).empty(), "resolve: request ", request,
                       " was lent no pages");
     }
+    check_forgotten(layer, batch);
     detail::step_record* record = free_record();
     if (record == nullptr) return std::nullopt;
     record->layer = layer;
@@ -238,16 +250,25 @@ class hot_buffer {
                                               .chosen_counts = record->device_chosen_counts},
                           stream);
     record->busy.store(true, std::memory_order_release);
-    return resolved_step{record->pages, batch.rows(), options_.budget_blocks, layer, record};
+    return resolved_step{record->pages, batch.rows(), options_.budget_blocks,
+                         layer,         record,       record->generation};
   }
 
   /// Gives up a step whose recall failed, was cancelled, or never took place: units that did not
   /// arrive are forgotten, so that the next resolve misses them again. Enqueued on `stream`.
+  ///
+  /// After a failure of the engine's own stream, sync it first: on a failed stream nothing is
+  /// forgotten. `resolve` then refuses the step's requests until the step is discarded again.
   /// @pre  the recall's ticket, if there is one, is final; `batch` has the step's rows
+  /// @throws std::logic_error       if the step has ended, was discarded, or is being recalled
   /// @throws std::invalid_argument  on a batch with another number of rows
   void discard(const resolved_step& step, const batch_view& batch, stream_ref stream) {
-    detail::expects(step.record != nullptr && batch.rows() == step.rows, "discard: the batch has ",
-                    batch.rows(), " rows, the step ", step.rows);
+    detail::expects<std::logic_error>(step.is_open(),
+                                      "discard: the step has ended, or was discarded already");
+    detail::expects<std::logic_error>(!step.record->recalling.load(std::memory_order_acquire),
+                                      "discard: the step's recall is under way");
+    detail::expects(batch.rows() == step.rows, "discard: the batch has ", batch.rows(),
+                    " rows, the step ", step.rows);
     backend_.for_each_row(step.rows, {}, 0,
                           detail::forget_misses{.tables = tables(step.layer),
                                                 .requests = batch.device_requests,
@@ -258,6 +279,7 @@ class hot_buffer {
     // The kernel reads the mirror: the record is free again only behind it.
     backend_.record(discarded_[index_of(step.record)], stream);
     step.record->discarded = true;
+    step.record->forget_failed = false;
   }
 
  private:
@@ -311,9 +333,24 @@ class hot_buffer {
       if (is_busy(at)) continue;
       next_record_ = (at + 1) % records();
       records_[at].discarded = false;
+      ++records_[at].generation;
       return &records_[at];
     }
     return nullptr;
+  }
+
+  /// A discard whose stream had failed has forgotten nothing: its units would be taken for hits.
+  void check_forgotten(std::int32_t layer, const batch_view& batch) {
+    for (std::size_t i = 0; i < records(); ++i) {
+      const detail::step_record& r = records_[i];
+      if (!is_busy(i) || !r.forget_failed || r.layer != layer) continue;
+      for (const std::int32_t request : batch.requests) {
+        if (std::find(r.requests.begin(), r.requests.end(), request) == r.requests.end()) continue;
+        throw device_error(detail::text_of("resolve: request ", request,
+                                           " has a step whose discard failed with its stream; "
+                                           "sync the stream, then discard the step again"));
+      }
+    }
   }
 
   [[nodiscard]] std::size_t index_of(const detail::step_record* record) const noexcept {
@@ -322,9 +359,15 @@ class hot_buffer {
   [[nodiscard]] bool is_busy(std::size_t i) {
     detail::step_record& r = records_[i];
     if (!r.busy.load(std::memory_order_acquire)) return false;
-    if (r.discarded && backend_.poll(discarded_[i]) != event_state::pending) {
+    if (!r.discarded) return true;
+    const event_state forgotten = backend_.poll(discarded_[i]);
+    if (forgotten == event_state::done) {
       r.busy.store(false, std::memory_order_release);
       return false;
+    }
+    if (forgotten == event_state::failed) {
+      r.discarded = false;
+      r.forget_failed = true;
     }
     return true;
   }

@@ -63,6 +63,7 @@ struct plane_layout {
 /// With one group, which is the default, it is the engine's page.
 ///
 /// Law: the strips of distinct (plane, page id) never overlap, and each lies inside its plane.
+/// Layouts of make_layout keep it; who fills in strides by hand promises it.
 struct block_layout {
   std::int64_t pages = 0;  ///< page ids: pages of the engine x head groups
   std::int32_t head_groups = 1;
@@ -200,6 +201,7 @@ class kv_pool {
         geometry_.scales == scale_kind::none ? geometry_.planes : 2 * geometry_.planes;
     detail::expects(layout_.planes == planes_needed, "kv_pool: the layout has ", layout_.planes,
                     " planes, the geometry needs ", planes_needed);
+    for (std::int32_t p = 0; p < layout_.planes; ++p) check_elements(p);
     detail::expects(planes_.size() == static_cast<std::size_t>(geometry_.layers),
                     "kv_pool: ", planes_.size(), " layers of addresses, the geometry has ",
                     geometry_.layers);
@@ -243,6 +245,24 @@ class kv_pool {
   }
 
  private:
+  /// Every element that a reader of the plane may ask for lies between the first and the last byte
+  /// of a page.
+  void check_elements(std::int32_t p) const {
+    const plane_layout& at = layout_.plane[p];
+    const bool is_scale = p >= geometry_.planes;
+    detail::expects(at.token_stride >= 0 && at.head_stride >= 0 && at.channel_stride >= 0,
+                    "kv_pool: a stride of plane ", p, " is negative");
+    const std::int64_t channels = is_scale ? 1 : geometry_.head_dim;
+    const std::int64_t element =
+        is_scale ? std::int64_t{sizeof(float)} : element_bytes(geometry_.element);
+    std::int64_t end = detail::checked_offset(at.token_stride, geometry_.block_tokens - 1, element);
+    end = detail::checked_offset(at.head_stride, geometry_.kv_heads - 1, end);
+    end = detail::checked_offset(at.channel_stride, channels - 1, end);
+    const std::int64_t page = (at.strips - 1) * at.strip_stride + at.strip_bytes;
+    detail::expects(end <= page, "kv_pool: the geometry's last element of plane ", p,
+                    " ends at byte ", end, " of a page, the page has ", page);
+  }
+
   kv_geometry geometry_;
   block_layout layout_;
   std::vector<layer_planes> planes_;

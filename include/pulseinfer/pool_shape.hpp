@@ -63,7 +63,7 @@ inline plane_layout dense_plane(const kv_geometry& g, const pool_shape& shape, s
     p.strip_stride = p.token_stride;
     p.strip_bytes = shape.head_groups == 1 ? tokens * p.token_stride : p.group_stride;
   }
-  p.page_stride = tokens * heads * head;
+  p.page_stride = checked_offset(tokens * heads, head, 0);
   return p;
 }
 
@@ -107,6 +107,7 @@ inline block_layout make_layout(const kv_geometry& geometry, std::int64_t pages,
   detail::expects(shape.head_groups >= 1 && shape.head_groups <= max_extent,
                   "make_layout: head_groups is ", shape.head_groups, ", expected 1 to ",
                   max_extent);
+  (void)detail::checked_offset(g.unit_bytes(), shape.head_groups, 0);  // bytes of an engine's page
   detail::expects(shape.values == value_order::as_keys ||
                       (shape.arrangement == kv_arrangement::apart && g.planes == 2),
                   "make_layout: transposed values need keys and values apart");

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <span>
 #include <utility>
@@ -54,7 +55,9 @@ class prefix_stream {
       : mover_(&mover), sequence_(sequence), layers_(layers) {
     detail::expects(even.size() == odd.size(), "prefix_stream: the sets have ", even.size(),
                     " and ", odd.size(), " pages, expected the same");
-    detail::expects(layers >= 1, "prefix_stream: layers is ", layers, ", expected at least 1");
+    detail::expects(layers >= 1 && layers <= mover.pool().geometry().layers,
+                    "prefix_stream: layers is ", layers, ", expected 1 to ",
+                    mover.pool().geometry().layers);
     pages_[0].assign(even.begin(), even.end());
     pages_[1].assign(odd.begin(), odd.end());
     units_.reserve(even.size());
@@ -76,7 +79,13 @@ class prefix_stream {
     const wait_outcome waited = arriving.enqueue_wait(stream);
     missing_.clear();
     if (waited != wait_outcome::enqueued) note_missing(arriving);
-    if (++layer_ < layers_) begin(layer_, stream);
+    if (++layer_ < layers_) {
+      try {
+        begin(layer_, stream);
+      } catch (const std::exception&) {
+        // This layer is there. What is wrong with the next one, its own call will say.
+      }
+    }
     return waited == wait_outcome::enqueued ? prefix_outcome::ready : prefix_outcome::incomplete;
   }
 

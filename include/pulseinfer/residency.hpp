@@ -28,6 +28,8 @@ namespace detail {
 /// has ended well, or its misses were discarded.
 struct step_record {
   std::atomic<bool> busy{false};
+  std::atomic<bool> recalling{false};  ///< from the call of a recall to its end
+  std::uint64_t generation = 0;        ///< of the step that has the record now
   std::int32_t layer = 0;
   std::int32_t k = 0;
   std::vector<std::int32_t> requests;     ///< [rows]
@@ -40,6 +42,7 @@ struct step_record {
   std::int32_t* pages = nullptr;    ///< [rows, k], device memory
   std::int32_t* victims = nullptr;  ///< [rows, k], device memory, scratch
   bool discarded = false;           ///< busy only until the kernel that forgets its misses is done
+  bool forget_failed = false;       ///< that kernel did not run: its stream had failed
 
   [[nodiscard]] std::int32_t rows() const noexcept {
     return static_cast<std::int32_t>(requests.size());

@@ -63,6 +63,8 @@ class transfer_engine {
   transfer_engine& operator=(const transfer_engine&) = delete;
 
   [[nodiscard]] const transfer_options& options() const noexcept { return options_; }
+  [[nodiscard]] Store& store() const noexcept { return *store_; }
+  [[nodiscard]] const kv_pool& pool() const noexcept { return pool_; }
   /// Units of a full chunk.
   [[nodiscard]] std::int64_t chunk_units() const noexcept { return in_.shape().units; }
 
@@ -80,8 +82,9 @@ class transfer_engine {
   [[nodiscard]] std::optional<ticket<Backend>> recall(const resolved_step& step,
                                                       std::span<const sequence_id> sequences,
                                                       stream_ref stream) {
-    detail::expects(step.record != nullptr && step.record->busy.load(std::memory_order_acquire),
-                    "recall: the step was not resolved, or has ended");
+    detail::expects(step.is_open(), "recall: the step was not resolved, or has ended");
+    detail::expects(!step.record->recalling.load(std::memory_order_acquire),
+                    "recall: the step is being recalled already");
     detail::expects(sequences.size() == static_cast<std::size_t>(step.rows),
                     "recall: ", sequences.size(), " sequences, the step has ", step.rows, " rows");
     detail::expects(std::int64_t{step.rows} * step.k <= options_.max_units, "recall: the step has ",
@@ -90,7 +93,13 @@ class transfer_engine {
     auto* s = in_.take(step.layer, sequences);
     if (s == nullptr) return std::nullopt;
     s->step = step.record;
-    return in_.start(*s, stream);
+    step.record->recalling.store(true, std::memory_order_relaxed);
+    try {
+      return in_.start(*s, stream);
+    } catch (...) {
+      step.record->recalling.store(false, std::memory_order_relaxed);
+      throw;
+    }
   }
 
   /// Recalls units that the host names into pages that the host names.
@@ -118,7 +127,8 @@ class transfer_engine {
   }
 
   /// Offloads units: copies their pages into the store. A unit that the store has is `present`, one
-  /// for which there is no room is `refused`; the others become readable as their bytes arrive.
+  /// that another transfer writes is `being_written`, one for which there is no room is `refused`;
+  /// the others become readable as their bytes arrive.
   ///
   /// @param layer      as recall_units
   /// @param sequences  as recall_units
@@ -134,24 +144,40 @@ class transfer_engine {
     check_units("offload", layer, sequences, units);
     auto* s = out_.take(layer, sequences);
     if (s == nullptr) return std::nullopt;
-    for (const unit_target& unit : units) {
-      const reservation r =
-          store_->reserve(sequences[static_cast<std::size_t>(unit.row)], layer, unit.block);
-      detail::unit_move move{.page = unit.page, .slot = r.slot};
-      if (r.outcome == reserve_outcome::reserved) {
-        move.host = store_->writable(r.slot);
-        s->order.push_back(static_cast<std::int32_t>(s->units.size()));
-      } else {
-        move.status =
-            r.outcome == reserve_outcome::exists ? unit_status::present : unit_status::refused;
-      }
-      s->units.push_back(move);
+    try {
+      for (const unit_target& unit : units) reserve(*s, sequences, unit);
+    } catch (...) {
+      out_.give_back(*s);  // a sequence was closed meanwhile: its slots, and all others, go back
+      throw;
     }
     s->report.units = static_cast<std::int64_t>(s->units.size());
     return out_.start(*s, stream);
   }
 
  private:
+  void reserve(typename detail::offload_pipeline<Backend, Store>::state& s,
+               std::span<const sequence_id> sequences, const unit_target& unit) {
+    const reservation r =
+        store_->reserve(sequences[static_cast<std::size_t>(unit.row)], s.layer, unit.block);
+    detail::unit_move move{.page = unit.page, .slot = r.slot};
+    switch (r.outcome) {
+      case reserve_outcome::reserved:
+        move.host = store_->writable(r.slot);
+        s.order.push_back(static_cast<std::int32_t>(s.units.size()));
+        break;
+      case reserve_outcome::exists:
+        move.status = unit_status::present;
+        break;
+      case reserve_outcome::writing:
+        move.status = unit_status::being_written;
+        break;
+      case reserve_outcome::full:
+        move.status = unit_status::refused;
+        break;
+    }
+    s.units.push_back(move);
+  }
+
   void check_units(const char* who, std::int32_t layer, std::span<const sequence_id> sequences,
                    std::span<const unit_target> units) const {
     pool_.check_layer(layer);

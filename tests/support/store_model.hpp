@@ -268,7 +268,7 @@ class twins {
     model::entry& e = s.units[at.layer][at.block];
     auto expected = reserve_outcome::reserved;
     if (e.is != state::absent) {
-      expected = reserve_outcome::exists;
+      expected = e.is == state::writing ? reserve_outcome::writing : reserve_outcome::exists;
     } else if (model_.counts().free == 0) {
       const std::int32_t victim = model_.victim(index);
       if (victim < 0)

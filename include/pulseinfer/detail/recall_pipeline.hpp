@@ -152,8 +152,9 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       all_moved = all_moved && unit.status == unit_status::moved;
     }
     // A step with units that did not come stays the engine's to discard.
-    if (s.step != nullptr && all_moved && !s.error) {
-      s.step->busy.store(false, std::memory_order_release);
+    if (s.step != nullptr) {
+      s.step->recalling.store(false, std::memory_order_release);
+      if (all_moved && !s.error) s.step->busy.store(false, std::memory_order_release);
     }
     this->finish(s);
   }

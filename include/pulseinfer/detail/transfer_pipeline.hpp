@@ -208,6 +208,12 @@ class transfer_pipeline {
     return ticket<Backend>(s);
   }
 
+  /// Gives up a transfer that was taken and will not be started.
+  void give_back(state& s) noexcept {
+    give_up(s, unit_status::failed);
+    s.leases.clear();
+  }
+
   /// Gives a transfer the chunk that it waited for.
   void with_chunk(state& s, chunk& c) noexcept {
     s.current = &c;
