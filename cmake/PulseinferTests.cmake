@@ -141,7 +141,9 @@ function(pulseinfer_add_test header)
       endif()
       pulseinfer_own_target(${program})
       # They ask whether, not how fast: this halves the time it takes to build them.
-      target_compile_options(${program} PRIVATE $<$<CONFIG:Release>:-O1>)
+      target_compile_options(${program} PRIVATE
+        "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>"
+        "$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<CONFIG:Release>>:-Xcompiler=-O0>")
     endif()
     target_sources(${program} PRIVATE "${unit_file}")
     set_property(TARGET ${program} APPEND PROPERTY PULSEINFER_TESTED "*/${header}.cpp")

@@ -280,8 +280,9 @@ configure() {
   done
   # shellcheck disable=SC2086 # options without blanks
   set -- $options $launcher "-DPULSEINFER_CUDA_RUNTIME_DIR=$runtime_dir"
-  [ -z "${PULSEINFER_CUDA_ARCHITECTURES:-}" ] ||
-    set -- "$@" "-DPULSEINFER_CUDA_ARCHITECTURES=$PULSEINFER_CUDA_ARCHITECTURES"
+  # A run on the CPU starts from PTX: one is enough, and machine code is not looked at.
+  architectures=${PULSEINFER_CUDA_ARCHITECTURES:-${runtime_dir:+80-virtual}}
+  [ -z "$architectures" ] || set -- "$@" "-DPULSEINFER_CUDA_ARCHITECTURES=$architectures"
   tools="$CXX $nvcc"
   wanted=$tools$nl$*
   if [ -f "$build/configured" ] && [ "$(cat "$build/configured")" = "$wanted" ]; then
