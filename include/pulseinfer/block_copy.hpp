@@ -148,6 +148,35 @@ struct gather_units {
 };
 static_assert(std::is_trivially_copyable_v<gather_units>);
 
+/// Kernel body: word `word` of unit `unit` comes straight out of host memory that the device can
+/// reach, and goes to the page that the list names. A negative page or a null source means that the
+/// unit goes nowhere.
+struct pull_units {
+  block_layout layout;
+  layer_planes pool;
+  const std::int32_t* pages;        ///< [units]
+  const std::byte* const* sources;  ///< [units] as the device sees them, layout.unit_bytes() each
+
+  PULSEINFER_HD void operator()(std::int64_t unit, std::int64_t word) const {
+    const std::int64_t page = pages[unit];
+    const std::byte* const from = sources[unit];
+    if (page < 0 || from == nullptr) return;
+    const auto at = detail::locate_word(layout, page, word);
+    detail::copy_bytes(pool.plane[at.plane] + at.in_pool, from + at.in_unit, at.bytes);
+  }
+  [[nodiscard]] std::int64_t words() const { return layout.unit_words(); }
+  void whole_block(std::int64_t unit) const {
+    const std::byte* const from = sources[unit];
+    if (pages[unit] < 0 || from == nullptr) return;
+    detail::each_strip(
+        layout, pages[unit],
+        [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
+          std::memcpy(pool.plane[p] + in_pool, from + in_unit, bytes);
+        });
+  }
+};
+static_assert(std::is_trivially_copyable_v<pull_units>);
+
 /// Joins scattered units in a chunk, on the CPU.
 /// @param sources     one address a unit; a null leaves the chunk's bytes of that unit as they are
 /// @param chunk       [sources, unit_bytes]
