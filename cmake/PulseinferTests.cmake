@@ -21,6 +21,11 @@ function(pulseinfer_own_target target)
     target_compile_options(${target} PRIVATE
       $<$<COMPILE_LANGUAGE:CXX>:-Werror> $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
   endif()
+  if(PULSEINFER_CUDA_RUNTIME_DIR)
+    # The header of its counters, ptxsim_stats.h, if it has any.
+    target_include_directories(${target} SYSTEM PRIVATE
+      $<$<COMPILE_LANGUAGE:CUDA>:${PULSEINFER_CUDA_RUNTIME_DIR}>)
+  endif()
   target_compile_definitions(${target} PRIVATE PULSEINFER_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_link_options(${target} PRIVATE LINKER:--enable-new-dtags)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF CUDA_EXTENSIONS OFF

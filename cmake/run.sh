@@ -247,6 +247,7 @@ build_cpu_runtime() {
   library=$runtime_dir/libcudart.so.13
   if [ -f "$library" ] && [ "$(cat "$runtime_dir/source" 2>/dev/null)" = "$source_dir" ] &&
     [ -z "$(find "$source_dir/src" "$source_dir/include" "$source_dir/build.sh" -newer "$library" 2>/dev/null | head -n 1)" ]; then
+    copy_counters_header
     return 0
   fi
   say "building the CUDA runtime for the CPU (once)"
@@ -255,6 +256,15 @@ build_cpu_runtime() {
   CUDA_HOME=$toolkit JOBS=$jobs bash "$source_dir/build.sh" "$runtime_dir" ||
     die "the CUDA runtime for the CPU cannot be built: see above; unset PULSEINFER_CUDA_ON_CPU to go on without"
   printf '%s\n' "$source_dir" >"$runtime_dir/source"
+  copy_counters_header
+}
+
+# Tests and benchmarks that count what the runtime was asked for include this header where it is.
+copy_counters_header() {
+  header=$source_dir/include/ptxsim_stats.h
+  if [ -f "$header" ] && ! cmp -s "$header" "$runtime_dir/ptxsim_stats.h"; then
+    cp "$header" "$runtime_dir/"
+  fi
 }
 
 # A compiler cache is used where there is one.

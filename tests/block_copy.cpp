@@ -82,6 +82,42 @@ struct one_layer {
   device_bytes device_keys, device_values;
 };
 
+/// Units of a host store, in slots that are in no order, with the addresses that the device knows.
+class host_units {
+ public:
+  host_units(const test::backend& backend, const block_layout& layout, std::size_t units,
+             std::uint64_t seed)
+      : unit_bytes_(layout.unit_bytes()),
+        expected_(random_bytes(static_cast<std::int64_t>(2 * units) * unit_bytes_, seed)),
+        memory_(backend, expected_.size()) {
+    std::copy(expected_.begin(), expected_.end(), memory_.data());
+    // Every other slot, the last one first.
+    for (std::size_t i = 0; i < units; ++i) slots_.push_back(2 * (units - 1 - i));
+  }
+  void lack(std::size_t i) { slots_[i] = none; }
+  [[nodiscard]] const std::byte* unit(std::size_t i) const {
+    return expected_.data() + slots_[i] * static_cast<std::size_t>(unit_bytes_);
+  }
+  [[nodiscard]] test::device_array<const std::byte*, test::backend> sources(
+      const test::backend& backend, test::backend::stream& stream) const {
+    std::vector<const std::byte*> all;
+    for (const std::size_t slot : slots_) {
+      all.push_back(slot == none
+                        ? nullptr
+                        : memory_.device_data() + slot * static_cast<std::size_t>(unit_bytes_));
+    }
+    return {backend, all, stream};
+  }
+  [[nodiscard]] bool is_untouched() const { return memory_.values() == expected_; }
+
+ private:
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+  std::int64_t unit_bytes_;
+  bytes expected_;
+  test::pinned_array<std::byte, test::backend> memory_;
+  std::vector<std::size_t> slots_;
+};
+
 /// Pages of several strips, in two head groups, the second plane unlike the first.
 block_layout stripes() {
   const pulseinfer::plane_layout keys{
@@ -217,6 +253,44 @@ TEST_CASE("block copy: the count of units may be known to the device alone") {
                      stream);
     pool.expect(3, source.data());
     pool.expect(1, source.data() + layout.unit_bytes());
+    pool.check(stream);
+  });
+}
+
+TEST_CASE("block copy: pulled units fill their pages and leave the neighbours") {
+  each_shape([](test::backend& backend, const block_layout& layout,
+                const std::vector<std::int32_t>& pages) {
+    auto stream = backend.make_stream(stream_priority::high);
+    one_layer pool(backend, layout, 21, stream);
+    host_units store(backend, layout, pages.size(), 23);
+    const device_ids ids(backend, pages, stream);
+    const auto sources = store.sources(backend, stream);
+    backend.for_each(shape_of(layout, pages.size()), {.max_ctas = 2}, 0,
+                     pulseinfer::pull_units{layout, pool.planes(), ids.data(), sources.data()},
+                     stream);
+    for (std::size_t i = 0; i < pages.size(); ++i) pool.expect(pages[i], store.unit(i));
+    pool.check(stream);
+    CHECK(store.is_untouched());
+  });
+}
+
+TEST_CASE("block copy: nothing is pulled to a negative page, from a null, or beyond the count") {
+  test::each_backend([](test::backend backend) {
+    const block_layout& layout = layouts()[2];
+    auto stream = backend.make_stream(stream_priority::high);
+    one_layer pool(backend, layout, 25, stream);
+    host_units store(backend, layout, 6, 27);
+    const device_ids ids(backend, {3, -1, 5, 1, 7, 8}, stream);
+    store.lack(2);
+    store.lack(1);
+    const auto sources = store.sources(backend, stream);
+    const pulseinfer::pull_units body{layout, pool.planes(), ids.data(), sources.data()};
+    const device_ids none(backend, {0}, stream), four(backend, {4}, stream);
+    backend.for_each({6, layout.unit_words(), none.data()}, {}, 0, body, stream);
+    pool.check(stream);
+    backend.for_each({6, layout.unit_words(), four.data()}, {.max_ctas = 1}, 0, body, stream);
+    pool.expect(3, store.unit(0));
+    pool.expect(1, store.unit(3));
     pool.check(stream);
   });
 }

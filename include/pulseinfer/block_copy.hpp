@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The bodies that move units: between pages and a contiguous chunk on the device, and between the
-/// store's slots and a contiguous chunk on the host.
+/// The bodies that move units: between pages and a contiguous chunk on the device, from the store's
+/// slots straight into pages, and between the store's slots and a contiguous chunk on the host.
 #pragma once
 
 #include <cstddef>
@@ -148,25 +148,26 @@ struct gather_units {
 };
 static_assert(std::is_trivially_copyable_v<gather_units>);
 
-/// Kernel body: word `word` of unit `unit` comes straight out of host memory that the device can
-/// reach, and goes to the page that the list names. A negative page or a null source means that the
-/// unit goes nowhere.
+/// Kernel body: word `word` of unit `unit` of a list comes from host memory to the page that the
+/// list names, with no chunk between. Where the page is negative or the source null, nothing comes.
 struct pull_units {
   block_layout layout;
   layer_planes pool;
-  const std::int32_t* pages;        ///< [units]
-  const std::byte* const* sources;  ///< [units] as the device sees them, layout.unit_bytes() each
+  const std::int32_t* pages;  ///< [units], memory of the device
+  const std::byte* const*
+      sources;  ///< [units] of layout.unit_bytes() each, multiples of 16: mapped
+                ///< pinned memory, under the addresses that the device knows
 
   PULSEINFER_HD void operator()(std::int64_t unit, std::int64_t word) const {
     const std::int64_t page = pages[unit];
-    const std::byte* const from = sources[unit];
+    const std::byte* from = sources[unit];
     if (page < 0 || from == nullptr) return;
     const auto at = detail::locate_word(layout, page, word);
     detail::copy_bytes(pool.plane[at.plane] + at.in_pool, from + at.in_unit, at.bytes);
   }
   [[nodiscard]] std::int64_t words() const { return layout.unit_words(); }
   void whole_block(std::int64_t unit) const {
-    const std::byte* const from = sources[unit];
+    const std::byte* from = sources[unit];
     if (pages[unit] < 0 || from == nullptr) return;
     detail::each_strip(
         layout, pages[unit],

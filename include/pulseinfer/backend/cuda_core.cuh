@@ -16,6 +16,7 @@
 
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/detail/cpu_kernels.hpp"
+#include "pulseinfer/detail/cuda_batch_copy.cuh"
 #include "pulseinfer/detail/cuda_kernels.cuh"
 #include "pulseinfer/detail/cuda_runtime.cuh"
 #include "pulseinfer/detail/host_workers.hpp"
@@ -23,10 +24,11 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
-/// Which device, and how many workers.
+/// Which device, how many workers, and what of the driver is used.
 struct cuda_options {
-  int device = -1;  ///< ordinal; -1: the device that is current in the calling thread
-  int workers = 2;  ///< threads for host tasks, 1 to 1024
+  int device = -1;             ///< ordinal; -1: the device that is current in the calling thread
+  int workers = 2;             ///< threads for host tasks, 1 to 1024
+  bool batched_copies = true;  ///< copy_many_async uses one call for many copies where it can
 };
 
 namespace detail {
@@ -130,12 +132,17 @@ class cuda_backend {
 
   /// @throws cuda_error  without a device, or with an ordinal that the machine does not have
   explicit cuda_backend(const cuda_options& options = {})
-      : state_(std::make_shared<state>(find_device(options.device), options.workers)) {}
+      : state_(std::make_shared<state>(find_device(options.device), options)) {}
 
   [[nodiscard]] int device() const noexcept { return state_->device; }
   [[nodiscard]] std::string device_name() const { return state_->name; }
   /// False where kernels are interpreted by the CPU: results are right, times mean nothing.
   [[nodiscard]] bool measures_time() const noexcept { return state_->name.rfind("ptxsim", 0) != 0; }
+  /// Whether copy_many_async has the driver's batched call: since CUDA 12.8, unless the options or
+  /// the device say no.
+  [[nodiscard]] bool batches_copies() const noexcept {
+    return state_->batched_copies && state_->batch_copy.works();
+  }
 
   // Job 1: memory. deallocate_pinned waits for the device (so does the runtime's own free).
   [[nodiscard]] void* allocate_device(std::size_t bytes) {
@@ -241,12 +248,23 @@ class cuda_backend {
     detail::check_cuda(cudaMemcpyAsync(destination, source, bytes, kind_of(direction), s.get()),
                        "cudaMemcpyAsync");
   }
-  /// One call a copy. (The batched call of newer drivers refuses the legacy default stream and
-  /// cannot be captured; where it may stand in is a matter of its own.)
+  /// In calls of up to 4,096 copies where the driver has that, and the stream is neither the legacy
+  /// default one (a null handle included) nor being captured; otherwise one call a copy. The copies
+  /// are unordered among themselves, and ordered with the stream's other work. Each lies within one
+  /// allocation or registration on either side.
+  ///
+  /// Where a call fails, what earlier calls enqueued stays in the stream, and is done in its order.
   void copy_many_async(std::span<const copy_span> copies, copy_direction direction, stream_ref s) {
     detail::check_copies(copies);
+    const detail::cuda_device_scope device(state_->device);
+    if (copies.size() > 1 && batches_copies() && detail::cuda_batch_copy::takes(s.get())) {
+      copies = copies.subspan(state_->batch_copy.enqueue(copies, s.get(), state_->device));
+    }
     for (const copy_span& copy : copies) {
-      copy_async(copy.destination, copy.source, copy.bytes, direction, s);
+      if (copy.bytes == 0) continue;
+      detail::check_cuda(
+          cudaMemcpyAsync(copy.destination, copy.source, copy.bytes, kind_of(direction), s.get()),
+          "cudaMemcpyAsync");
     }
   }
 
@@ -294,10 +312,11 @@ class cuda_backend {
 
  private:
   struct state {
-    state(int device_ordinal, int threads)
+    state(int device_ordinal, const cuda_options& options)
         : device(device_ordinal),
+          batched_copies(options.batched_copies),
           streams(std::make_shared<detail::cuda_streams>()),
-          workers(threads, poller{device_ordinal}) {
+          workers(options.workers, poller{device_ordinal}) {
       const detail::cuda_device_scope scope(device);
       cudaDeviceProp properties{};
       detail::check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
@@ -326,6 +345,8 @@ class cuda_backend {
     };
 
     int device;
+    bool batched_copies;
+    detail::cuda_batch_copy batch_copy;
     std::string name;
     int processors = 1;
     int normal_priority = 0;
