@@ -424,27 +424,6 @@ TEST_CASE("transfer: what is out of range is refused, and leaves all as it was")
   });
 }
 
-TEST_CASE("transfer: options out of range are refused") {
-  backend machine = test::make_backend();
-  rig r(machine);
-  const std::int64_t unit = rig::geometry.unit_bytes();
-  using engine = pulseinfer::transfer_engine<backend, pulseinfer::block_store<backend>>;
-  const auto refuses = [&](const pulseinfer::transfer_options& o) {
-    CHECK_THROWS_AS(engine(machine, r.store, r.pages.pool(), o), std::invalid_argument);
-  };
-  refuses({.chunk_bytes = unit - 1});
-  refuses({.staging_bytes = 2 * unit - 1, .chunk_bytes = unit});
-  refuses({.transfers_in_flight = 0});
-  refuses({.max_rows = 0});
-  refuses({.max_units = 0});
-  refuses({.max_ctas = -1});
-  refuses({.way = static_cast<transfer_way>(7)});
-  pulseinfer::kv_geometry other = rig::geometry;
-  other.layers = 1;
-  const test::paged_pool<backend> elsewhere(machine, other, 4);
-  CHECK_THROWS_AS(engine(machine, r.store, elsewhere.pool(), {}), std::invalid_argument);
-}
-
 TEST_CASE("transfer: a sequence that is closed while its recall is in flight stays readable") {
   each([](backend machine) {
     rig r(machine);
