@@ -106,7 +106,24 @@ class offload_pipeline
     leave(s);
   }
 
-  void concluded(state& s, bool) noexcept { leave(s); }
+  /// A stream that fails behind the last kernel has failed this transfer, not the next one.
+  void concluded(state& s, bool known) noexcept {
+    if (!known) return leave(s);
+    try {
+      this->template run<&offload_pipeline::released>(s, s.pages_usable);
+    } catch (...) {
+      this->fail(s, std::current_exception());
+      (void)this->watch(s.pages_usable);
+      leave(s);
+    }
+  }
+
+  void released(state& s) noexcept {
+    if (this->backend_.poll(s.pages_usable) == event_state::failed) {
+      this->fail(s, std::make_exception_ptr(device_error("offload: its stream failed")));
+    }
+    leave(s);
+  }
 
   /// The last one to leave an offload ends it.
   void leave(state& s) noexcept {
