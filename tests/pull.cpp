@@ -258,8 +258,7 @@ TEST_CASE("pull: a held step is resolved and pulled again and again") {
     const auto run = [&](const ints& requests, const std::vector<sequence_id>& sequences,
                          const std::vector<ints>& chosen) {
       const auto selected = r.choice(chosen);
-      ints device = requests;
-      test::device_array<std::int32_t, backend> rows(machine, device, r.stream);
+      test::device_array<std::int32_t, backend> rows(machine, requests, r.stream);
       r.hot.resolve_held(*held, rows.data(), selected, r.stream);
       r.puller.pull(r.hot, *held, rows.data(), r.views(0, sequences), r.stream);
       r.machine.sync(r.stream);
