@@ -20,6 +20,12 @@
 
 namespace {
 
+struct broken_kernel {
+  void operator()(std::int64_t, std::int64_t) const {
+    throw pulseinfer::device_error("broken_kernel: failed on purpose");
+  }
+};
+
 using pulseinfer::copy_direction;
 using pulseinfer::host_backend;
 using pulseinfer::stream_priority;
@@ -49,6 +55,44 @@ std::uint64_t ns_of_copies(pulseinfer::link_pace link, std::size_t bytes, int co
 }  // namespace
 
 // Only lower bounds: how long a shared machine takes is not for a test to say.
+TEST_CASE(
+    "host backend: of the tasks that are ready, urgent ones start first, the others in order") {
+  host_backend backend{{.workers = 1}};
+  std::vector<int> order;
+  std::vector<test::host_function> tasks(6);
+  for (int i = 1; i < 6; ++i)
+    tasks[static_cast<std::size_t>(i)].set([&order, i] { order.push_back(i); });
+  tasks[0].set([&] {  // on the only worker: none of the others starts before all are there
+    for (std::size_t i = 1; i < 6; ++i) {
+      pulseinfer::host_task task = tasks[i].task();
+      if (i == 2 || i == 4) task.priority = stream_priority::high;
+      backend.host_async({}, task);
+    }
+  });
+  backend.host_async({}, tasks[0].task());
+  backend.sync_until(
+      [&] { return tasks[5].has_run() && tasks[3].has_run() && tasks[1].has_run(); });
+  CHECK((order == std::vector<int>{2, 4, 1, 3, 5}));
+}
+
+TEST_CASE(
+    "host backend: an event on a stream without work is done at once, also behind a failure") {
+  host_backend backend;
+  auto stream = backend.make_stream(stream_priority::normal);
+  auto event = backend.make_event();
+  backend.record(event, stream);
+  CHECK(backend.poll(event) == pulseinfer::event_state::done);
+  backend.for_each({1, 1}, {}, 0, broken_kernel{}, stream);
+  auto behind = backend.make_event();
+  backend.record(behind, stream);
+  CHECK_THROWS_AS(backend.sync(behind), pulseinfer::device_error);
+  backend.record(behind, stream);  // the failure is not collected yet
+  CHECK(backend.poll(behind) == pulseinfer::event_state::failed);
+  CHECK_THROWS_AS(backend.sync(stream), std::exception);
+  backend.record(behind, stream);
+  CHECK(backend.poll(behind) == pulseinfer::event_state::done);
+}
+
 TEST_CASE("host: a paced copy takes at least as long as the link would") {
   const auto down = copy_direction::host_to_device;
   const auto up = copy_direction::device_to_host;

@@ -157,6 +157,33 @@ struct greedy_waiter : pool_type::waiter {
 
 }  // namespace
 
+TEST_CASE("staging pool: only so many chunks are out at a time, and the oldest one is next") {
+  pool_type pool(test::make_backend(), 256, 4, 2);
+  noting_waiter first, second;
+  chunk_type* const a = pool.acquire_or_wait(first);
+  chunk_type* const b = pool.acquire_or_wait(first);
+  REQUIRE(a != nullptr);
+  REQUIRE(b != nullptr);
+  CHECK(pool.available() == 2);
+  CHECK(pool.acquire_or_wait(first) == nullptr);
+  CHECK(pool.acquire_or_wait(second) == nullptr);
+  pool.release(*a);
+  REQUIRE(first.got.load() != nullptr);
+  CHECK(first.got.load()->index == 2);  // not the one that has just come back
+  CHECK(second.calls == 0);
+  pool.release(*b);
+  REQUIRE(second.got.load() != nullptr);
+  CHECK(second.got.load()->index == 3);
+  CHECK(pool.available() == 2);
+  pool.release(*first.got.load());
+  chunk_type* const again = pool.acquire_or_wait(first);
+  REQUIRE(again != nullptr);
+  CHECK(again == a);
+  pool.release(*again);
+  pool.release(*second.got.load());
+  CHECK(pool.available() == 4);
+}
+
 TEST_CASE("staging pool: a waiter may release, and wait again, while it is being called") {
   pool_type pool(test::make_backend(), 256, 1);
   noting_waiter none;
@@ -290,5 +317,8 @@ TEST_CASE("staging pool: sizes that make no sense are refused") {
     CHECK_THROWS_WITH_AS(pool_type(backend, bytes, 1), doctest::Contains("chunk_bytes is "),
                          std::invalid_argument);
   }
+  CHECK_THROWS_WITH_AS(pool_type(backend, 256, 3, 4),
+                       doctest::Contains("at_once is 4, expected 0 to 3"), std::invalid_argument);
+  CHECK_THROWS_AS(pool_type(backend, 256, 3, -1), std::invalid_argument);
   CHECK_THROWS_AS(pool_type(backend, std::size_t{1} << 40, 4'096), pulseinfer::out_of_memory);
 }

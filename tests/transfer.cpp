@@ -50,9 +50,9 @@ constexpr std::int32_t layers = rig::geometry.layers;
 
 }  // namespace
 
-TEST_CASE("transfer: units come back as they went, in any number, by either way") {
+TEST_CASE("transfer: units come back as they went, in any number, by every way") {
   each([](backend machine) {
-    for (const transfer_way way : {transfer_way::staged, transfer_way::per_block}) {
+    for (const transfer_way way : test::all_ways) {
       CAPTURE(static_cast<int>(way));
       rig r(machine, {.way = way});
       CHECK(r.mover.chunk_units() == 4);
@@ -424,27 +424,6 @@ TEST_CASE("transfer: what is out of range is refused, and leaves all as it was")
   });
 }
 
-TEST_CASE("transfer: options out of range are refused") {
-  backend machine = test::make_backend();
-  rig r(machine);
-  const std::int64_t unit = rig::geometry.unit_bytes();
-  using engine = pulseinfer::transfer_engine<backend, pulseinfer::block_store<backend>>;
-  const auto refuses = [&](const pulseinfer::transfer_options& o) {
-    CHECK_THROWS_AS(engine(machine, r.store, r.pages.pool(), o), std::invalid_argument);
-  };
-  refuses({.chunk_bytes = unit - 1});
-  refuses({.staging_bytes = 2 * unit - 1, .chunk_bytes = unit});
-  refuses({.transfers_in_flight = 0});
-  refuses({.max_rows = 0});
-  refuses({.max_units = 0});
-  refuses({.max_ctas = -1});
-  refuses({.way = static_cast<transfer_way>(7)});
-  pulseinfer::kv_geometry other = rig::geometry;
-  other.layers = 1;
-  const test::paged_pool<backend> elsewhere(machine, other, 4);
-  CHECK_THROWS_AS(engine(machine, r.store, elsewhere.pool(), {}), std::invalid_argument);
-}
-
 TEST_CASE("transfer: a sequence that is closed while its recall is in flight stays readable") {
   each([](backend machine) {
     rig r(machine);
@@ -505,7 +484,7 @@ TEST_CASE("transfer: a cancel takes effect at the border of a chunk") {
     failing watched(machine);
     for (const bool is_recall : {true, false}) {
       CAPTURE(is_recall);
-      test::offload_rig<failing> r(watched, {.chunk_units = 2});
+      test::offload_rig<failing> r(watched, {.chunk_units = 2, .chunks_in_flight = 1});
       const auto id = r.stored(1, blocks(4));
       if (!is_recall) {
         for (std::int32_t b = 0; b < 12; ++b) r.pages.put(0, b, stamp(2, 0, b));
@@ -550,10 +529,10 @@ TEST_CASE("transfer: a cancel takes effect at the border of a chunk") {
   });
 }
 
-TEST_CASE("transfer: both ways fill the pool alike") {
+TEST_CASE("transfer: all ways fill the pool alike") {
   each([](backend machine) {
-    std::vector<test::unit_bytes> by_way[2];
-    for (const transfer_way way : {transfer_way::staged, transfer_way::per_block}) {
+    std::vector<std::vector<test::unit_bytes>> by_way;
+    for (const transfer_way way : test::all_ways) {
       rig r(machine, {.way = way});
       const pulseinfer::sequence_id ids[] = {r.stored(1, blocks(11)), r.stored(2, {3, 4})};
       rig::targets units;
@@ -566,12 +545,12 @@ TEST_CASE("transfer: both ways fill the pool alike") {
       CHECK(t.report().moved == 13);
       CHECK(t.status(12) == unit_status::missing);
       r.pages.download(r.stream);
-      auto& all = by_way[way == transfer_way::staged ? 0 : 1];
+      auto& all = by_way.emplace_back();
       for (std::int32_t layer = 0; layer < layers; ++layer) {
         for (std::int32_t page = 0; page < 96; ++page) all.push_back(r.pages.get(layer, page));
       }
     }
-    CHECK((by_way[0] == by_way[1]));
+    for (const auto& all : by_way) CHECK((all == by_way.front()));
   });
 }
 

@@ -118,7 +118,7 @@ void at_every_call(F f) {
 
 TEST_CASE("fault 46: a recall that fails anywhere ends, says which units, and the next one works") {
   each([](backend machine) {
-    for (const transfer_way way : {transfer_way::staged, transfer_way::per_block}) {
+    for (const transfer_way way : test::all_ways) {
       at_every_call([&](job which, int n, way_to_fail how) {
         rig r(machine, {.chunk_units = 2, .way = way});
         const auto id = r.stored(1, blocks(8));

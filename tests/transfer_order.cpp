@@ -192,11 +192,11 @@ TEST_CASE("order: with all waits no seed gives a wrong byte") {
   int dropped = 0;
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     CAPTURE(seed);
-    CHECK(is_right(
-        seed, {}, [](rig& r) { return recall_between_readers(r); }, dropped));
-    CHECK(is_right(
-        seed, {}, [](rig& r) { return recall_between_readers(r); }, dropped,
-        transfer_way::per_block));
+    for (const transfer_way way : test::all_ways) {
+      CAPTURE(static_cast<int>(way));
+      CHECK(is_right(
+          seed, {}, [](rig& r) { return recall_between_readers(r); }, dropped, way));
+    }
     CHECK(is_right(
         seed, {}, [](rig& r) { return offload_between_writers(r); }, dropped));
     CHECK(is_right(
@@ -213,9 +213,11 @@ TEST_CASE("fault 33: the scatter waits for the pages' readers") {
   is_needed([](rig& r) { return recall_between_readers(r); }, engine, recall_scatter);
 }
 
-TEST_CASE("fault 33: single copies wait for the pages' readers") {
-  is_needed([](rig& r) { return recall_between_readers(r); }, engine, recall_copy, false,
-            transfer_way::per_block);
+TEST_CASE("fault 33: copies and kernels straight into the pages wait for the pages' readers") {
+  for (const transfer_way way : test::all_ways) {
+    CAPTURE(static_cast<int>(way));
+    is_needed([](rig& r) { return recall_between_readers(r); }, engine, recall_scatter, false, way);
+  }
 }
 
 TEST_CASE("faults 30 and 31: the next gather waits until the chunk is drained") {

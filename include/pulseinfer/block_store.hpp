@@ -209,6 +209,8 @@ class block_store {
   [[nodiscard]] const kv_geometry& geometry() const noexcept { return geometry_; }
   [[nodiscard]] std::int64_t unit_bytes() const noexcept { return unit_bytes_; }
   [[nodiscard]] std::int32_t max_blocks() const noexcept { return options_.max_blocks; }
+  /// Where the units' bytes begin: pinned memory, a unit every `unit_bytes()`.
+  [[nodiscard]] const std::byte* payload() const noexcept { return payload_.data(); }
   /// A consistent snapshot.
   [[nodiscard]] store_counts counts() const {
     std::lock_guard lock(mutex_);

@@ -21,8 +21,8 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 /// Which way a copy goes. Every copy names it; nothing guesses from addresses.
 enum class copy_direction : std::uint8_t { host_to_device, device_to_host, device_to_device };
 
-/// `high` is for the library's scatters: on a busy device a small kernel at normal priority waits
-/// behind large ones.
+/// `high` is for what the engine waits for, recalls: on a busy device a small kernel at normal
+/// priority waits behind large ones.
 enum class stream_priority : std::uint8_t { normal, high };
 
 /// State of the last record of an event. An event that was never recorded is `done`. `failed` means
@@ -53,10 +53,12 @@ struct launch_limits {
 };
 
 /// CPU work handed to a backend: a function and its state, so that handing it over allocates
-/// nothing. The state outlives the call; the function does not throw.
+/// nothing. The state outlives the call; the function does not throw. Of the tasks that are ready,
+/// those of high priority start first.
 struct host_task {
   void (*run)(void* state) noexcept = nullptr;
   void* state = nullptr;
+  stream_priority priority = stream_priority::normal;
 };
 
 /// Memory traffic of a host task in bytes, read plus written. Real machines ignore it; the
@@ -174,8 +176,8 @@ concept has_copies = requires(B b, void* p, const void* q, std::size_t n, typena
 
 /// Job 4: host tasks. A task runs on one of the backend's workers once every event of `after` (at
 /// most `max_task_events`) is done or failed; the events are not recorded again, moved or destroyed
-/// before it starts. Tasks that are ready start in the order in which they were handed over;
-/// several may run at once. A task may enqueue work and hand over further tasks; it may not sync.
+/// before it starts. Tasks that are ready start in the order in which they were handed over, those
+/// of high priority before the others; several may run at once. A task may enqueue work and hand over further tasks; it may not sync.
 template <class B>
 concept has_host_tasks = requires(B b, std::span<const typename B::event* const> after,
                                   host_task task, host_cost cost) {

@@ -40,7 +40,8 @@ struct staging_waiter {
   staging_waiter* next = nullptr;
 };
 
-/// A fixed number of chunks, handed out oldest release first.
+/// A fixed number of chunks, handed out oldest release first, and only so many at a time: those that
+/// are back already are left to the device until it has drained them.
 ///
 /// @par Threads  any
 /// @par Life     destroyed only when every chunk is back; the destructor waits for their last
@@ -55,12 +56,16 @@ class staging_pool {
   /// @param backend      whose memory it is
   /// @param chunk_bytes  of pinned and as many of device memory, a chunk
   /// @param chunks       how many
-  /// @throws std::invalid_argument  if chunks is not 1 to 4096 or chunk_bytes no multiple of 256
+  /// @param at_once      how many of them may be out at a time; 0: all
+  /// @throws std::invalid_argument  if chunks is not 1 to 4096, at_once not 0 to chunks, or
+  ///                                chunk_bytes no multiple of 256
   /// @throws out_of_memory          when the chunks cannot be had
-  staging_pool(Backend backend, std::size_t chunk_bytes, std::int32_t chunks)
+  staging_pool(Backend backend, std::size_t chunk_bytes, std::int32_t chunks,
+               std::int32_t at_once = 0)
       : backend_(backend),
         host_(backend, checked_bytes(chunk_bytes, chunks)),
-        device_(backend, chunk_bytes * static_cast<std::size_t>(chunks)) {
+        device_(backend, chunk_bytes * static_cast<std::size_t>(chunks)),
+        at_once_(checked_at_once(at_once, chunks)) {
     chunks_.reserve(static_cast<std::size_t>(chunks));
     free_.resize(static_cast<std::size_t>(chunks));
     for (std::int32_t i = 0; i < chunks; ++i) {
@@ -91,30 +96,30 @@ class staging_pool {
   /// @post  the caller's work on the chunk waits for `drained` before it touches the memory
   [[nodiscard]] chunk* acquire_or_wait(waiter& w) {
     std::lock_guard lock(mutex_);
-    if (free_count_ > 0) return &take();
+    if (size() - free_count_ < at_once_) return &take();
     w.next = nullptr;
     (last_waiter_ == nullptr ? first_waiter_ : last_waiter_->next) = &w;
     last_waiter_ = &w;
     return nullptr;
   }
 
-  /// Gives a chunk back, and calls the first waiter with it, if there is one.
+  /// Gives a chunk back, and calls the first waiter, if there is one, with the oldest that is back.
   /// @pre  `drained` has been recorded behind all work on the chunk, or nothing was enqueued for it
   void release(chunk& c) noexcept {
     waiter* next = nullptr;
+    chunk* oldest = nullptr;
     {
       std::lock_guard lock(mutex_);
+      free_[static_cast<std::size_t>((free_head_ + free_count_) % size())] = c.index;
+      ++free_count_;
       next = first_waiter_;
       if (next != nullptr) {
         first_waiter_ = next->next;
         if (first_waiter_ == nullptr) last_waiter_ = nullptr;
-      } else {
-        const auto size = static_cast<std::int32_t>(chunks_.size());
-        free_[static_cast<std::size_t>((free_head_ + free_count_) % size)] = c.index;
-        ++free_count_;
+        oldest = &take();
       }
     }
-    if (next != nullptr) next->chunk_ready(*next, c);
+    if (next != nullptr) next->chunk_ready(*next, *oldest);
   }
 
  private:
@@ -126,9 +131,14 @@ class staging_pool {
                     ", expected a multiple of 256, at most 2^40");
     return chunk_bytes * static_cast<std::size_t>(chunks);
   }
+  static std::int32_t checked_at_once(std::int32_t at_once, std::int32_t chunks) {
+    detail::expects(at_once >= 0 && at_once <= chunks, "staging_pool: at_once is ", at_once,
+                    ", expected 0 to ", chunks, ", the number of chunks");
+    return at_once == 0 ? chunks : at_once;
+  }
   chunk& take() {
     const std::int32_t index = free_[static_cast<std::size_t>(free_head_)];
-    free_head_ = (free_head_ + 1) % static_cast<std::int32_t>(chunks_.size());
+    free_head_ = (free_head_ + 1) % size();
     --free_count_;
     return chunks_[static_cast<std::size_t>(index)];
   }
@@ -136,6 +146,7 @@ class staging_pool {
   Backend backend_;
   pinned_buffer<std::byte, Backend> host_;
   device_buffer<std::byte, Backend> device_;
+  std::int32_t at_once_;
   std::vector<chunk> chunks_;
   mutable std::mutex mutex_;
   std::vector<std::int32_t> free_;  ///< ring of chunk indices

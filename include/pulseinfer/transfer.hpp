@@ -19,11 +19,11 @@
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/detail/offload_pipeline.hpp"
 #include "pulseinfer/detail/recall_pipeline.hpp"
-#include "pulseinfer/detail/transfer_pipeline.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/hot_buffer.hpp"
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/ticket.hpp"
+#include "pulseinfer/transfer_options.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
@@ -119,10 +119,7 @@ class transfer_engine {
     check_units("recall_units", layer, sequences, units);
     auto* s = in_.take(layer, sequences);
     if (s == nullptr) return std::nullopt;
-    for (const unit_target& unit : units) {
-      const auto& lease = s->leases[static_cast<std::size_t>(unit.row)];
-      s->units.push_back({.source = lease.find(unit.block), .page = unit.page});
-    }
+    s->targets.assign(units.begin(), units.end());  // a worker looks them up
     return in_.start(*s, stream);
   }
 
@@ -184,6 +181,17 @@ class transfer_engine {
     detail::expects(units.size() <= static_cast<std::size_t>(options_.max_units), who, ": ",
                     units.size(), " units, expected at most max_units, which is ",
                     options_.max_units);
+    // Almost always all are in range: looked at without a branch, as the caller waits for this.
+    const auto rows = static_cast<std::uint32_t>(sequences.size());
+    const auto blocks = static_cast<std::uint32_t>(store_->max_blocks());
+    const auto pages = static_cast<std::uint64_t>(pool_.layout().pages);
+    bool in_range = true;
+    for (const unit_target& unit : units) {
+      in_range &= static_cast<std::uint32_t>(unit.row) < rows;
+      in_range &= static_cast<std::uint32_t>(unit.block) < blocks;
+      in_range &= static_cast<std::uint64_t>(std::int64_t{unit.page}) < pages;
+    }
+    if (in_range) return;
     for (const unit_target& unit : units) {
       detail::expects<std::out_of_range>(
           unit.row >= 0 && static_cast<std::size_t>(unit.row) < sequences.size(), who, ": row is ",

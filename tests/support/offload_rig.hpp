@@ -21,6 +21,11 @@
 
 namespace test {
 
+inline constexpr pulseinfer::transfer_way all_ways[] = {
+    pulseinfer::transfer_way::staged, pulseinfer::transfer_way::direct,
+    pulseinfer::transfer_way::batched, pulseinfer::transfer_way::pull,
+    pulseinfer::transfer_way::per_block};
+
 struct rig_options {
   std::int64_t pages = 96;
   std::int64_t capacity_units = 128;
@@ -29,6 +34,7 @@ struct rig_options {
   std::int32_t steps_in_flight = 4;
   std::int64_t chunk_units = 4;
   std::int64_t staging_chunks = 2;
+  std::int32_t chunks_in_flight = 8;
   std::int32_t transfers_in_flight = 4;
   pulseinfer::transfer_way way = pulseinfer::transfer_way::staged;
 };
@@ -64,6 +70,8 @@ class offload_rig {
         mover(with, store, pages.pool(),
               {.staging_bytes = o.staging_chunks * o.chunk_units * geometry.unit_bytes(),
                .chunk_bytes = o.chunk_units * geometry.unit_bytes(),
+               .first_chunk_bytes = geometry.unit_bytes(),
+               .chunks_in_flight = o.chunks_in_flight,
                .transfers_in_flight = o.transfers_in_flight,
                .max_rows = 3,
                .max_units = 80,

@@ -57,6 +57,7 @@ struct host_record {
   }
   /// Blocks until the record is reached; false if it failed.
   [[nodiscard]] bool wait() const noexcept {
+    yield_while([this] { return state.load(std::memory_order_acquire) == event_state::pending; });
     state.wait(event_state::pending, std::memory_order_acquire);
     return state.load(std::memory_order_acquire) == event_state::done;
   }
@@ -113,11 +114,17 @@ class host_link {
             ", expected 0 or more");
   }
 
-  /// Copies, and returns when the link would have.
-  void copy(void* destination, const void* source, std::size_t bytes, copy_direction direction) {
-    using clock = std::chrono::steady_clock;
-    if (direction == copy_direction::device_to_device ||
-        (pace_.bytes_per_second == 0 && pace_.seconds_per_copy == 0)) {
+  using clock = std::chrono::steady_clock;
+
+  [[nodiscard]] bool is_paced() const noexcept {
+    return pace_.bytes_per_second > 0 || pace_.seconds_per_copy > 0;
+  }
+
+  /// Copies, and returns when the link would have. Its work begins when the copy is `ready` and the
+  /// link free: a real link goes on with what is queued, whatever this thread was kept from.
+  void copy(void* destination, const void* source, std::size_t bytes, copy_direction direction,
+            clock::time_point ready) {
+    if (direction == copy_direction::device_to_device || !is_paced()) {
       std::memcpy(destination, source, bytes);
       return;
     }
@@ -127,7 +134,7 @@ class host_link {
     {
       std::lock_guard lock(mutex_);
       auto& free_at = free_at_[direction == copy_direction::host_to_device ? 0 : 1];
-      end = std::max(free_at, clock::now()) +
+      end = std::max(free_at, ready) +
             std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(seconds));
       free_at = end;
     }
@@ -160,17 +167,24 @@ class host_stream {
 
   /// Queues a trivially copyable callable.
   template <class Work>
-  void push(const Work& work) {
+  void push(const Work& work, bool is_link_copy = false) {
     static_assert(std::is_trivially_copyable_v<Work> && sizeof(Work) <= sizeof(entry::storage) &&
                   alignof(Work) <= 16);
     std::lock_guard lock(mutex_);
     entry& e = next_entry();
     ::new (static_cast<void*>(e.storage)) Work(work);
     e.run = [](void* storage) { (*std::launder(static_cast<Work*>(storage)))(); };
-    changed_.notify_all();
+    e.is_link_copy = is_link_copy;
+    tell();
   }
   void push_record(std::shared_ptr<host_record> record) { push_event(std::move(record), true); }
   void push_wait(std::shared_ptr<host_record> record) { push_event(std::move(record), false); }
+
+  /// When the last kernel before the current entry ended, or the last wait that held the stream
+  /// back was over: what comes behind was not ready before. For the stream's own thread.
+  [[nodiscard]] std::chrono::steady_clock::time_point clear_since() const noexcept {
+    return clear_since_;
+  }
 
   /// Blocks until the queue is empty. Throws what failed since the last call, which is then
   /// forgotten.
@@ -190,14 +204,23 @@ class host_stream {
     void (*run)(void*) = nullptr;
     std::shared_ptr<host_record> record;
     bool is_record = false;
+    bool is_link_copy = false;
   };
 
+  /// What has nothing to wait for is done at once: waking a thread costs the caller more.
   void push_event(std::shared_ptr<host_record> record, bool is_record) {
     std::lock_guard lock(mutex_);
+    if (is_record && count_ == 0) return record->reach(error_ == nullptr);
+    if (!is_record && record->state.load(std::memory_order_acquire) == event_state::done) return;
     entry& e = next_entry();
     e.run = nullptr;
     e.record = std::move(record);
     e.is_record = is_record;
+    tell();
+  }
+  /// Under the mutex.
+  void tell() {
+    has_news_.store(true, std::memory_order_release);
     changed_.notify_all();
   }
 
@@ -217,6 +240,12 @@ class host_stream {
     entry current;
     std::unique_lock lock(mutex_);
     for (;;) {
+      if (!stopping_ && count_ == 0) {
+        lock.unlock();
+        yield_while([this] { return !has_news_.load(std::memory_order_acquire); });
+        lock.lock();
+      }
+      has_news_.store(false, std::memory_order_relaxed);
       changed_.wait(lock, [this] { return stopping_ || count_ > 0; });
       if (count_ == 0) return;
       std::swap(current, ring_[head_]);
@@ -239,11 +268,14 @@ class host_stream {
       if (e.record && e.is_record) {
         e.record->reach(ok);
       } else if (e.record) {
+        const bool held_back = e.record->state.load() == event_state::pending;
         if (!e.record->wait()) {
           throw device_error("stream: an event that it waits for has failed");
         }
+        if (held_back) clear_since_ = std::chrono::steady_clock::now();
       } else if (ok) {
         e.run(e.storage);
+        if (!e.is_link_copy) clear_since_ = std::chrono::steady_clock::now();
       }
     } catch (...) {
       return std::current_exception();
@@ -259,9 +291,11 @@ class host_stream {
   std::condition_variable changed_;
   std::vector<entry> ring_;
   std::size_t head_ = 0;
-  std::size_t count_ = 0;  ///< the entry being performed included
+  std::size_t count_ = 0;              ///< the entry being performed included
+  std::atomic<bool> has_news_{false};  ///< something was queued since the thread last looked
   bool stopping_ = false;
   std::exception_ptr error_;
+  std::chrono::steady_clock::time_point clear_since_;  ///< the thread's own
   std::thread thread_;
 };
 
@@ -378,9 +412,15 @@ class host_backend {
     detail::check_copies(copies);
     for (const copy_span& copy : copies) {
       if (copy.bytes == 0) continue;
-      s.queue_->push([link = state_->link.get(), copy, direction] {
-        link->copy(copy.destination, copy.source, copy.bytes, direction);
-      });
+      detail::host_link* const link = state_->link.get();
+      const auto asked = link->is_paced() ? detail::host_link::clock::now()
+                                          : detail::host_link::clock::time_point{};
+      s.queue_->push(
+          [link, copy, direction, asked, queue = s.queue_] {
+            link->copy(copy.destination, copy.source, copy.bytes, direction,
+                       std::max(asked, queue->clear_since()));
+          },
+          direction != copy_direction::device_to_device);
     }
   }
 

@@ -17,24 +17,42 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
-/// Waits a little, longer each time: first it only lets other threads run, later it sleeps for up
-/// to 50 us.
+/// Lets other threads run as long as the condition holds, for 50 us at most: what is soon over is
+/// over without the time that it takes to wake a thread.
+template <class Condition>
+void yield_while(Condition holds) noexcept {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
+  while (holds() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+}
+
+/// Waits a little, longer each time: for 200 us it only lets other threads run, later it sleeps for
+/// up to 50 us.
 class backoff {
  public:
   void pause() {
-    if (++count_ < 64) {
+    const auto now = std::chrono::steady_clock::now();
+    if (count_ == 0) began_ = now;
+    ++count_;
+    if (now - began_ < std::chrono::microseconds(200)) {
       std::this_thread::yield();
     } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(std::min(count_ - 60, 50)));
+      sleep_ = std::min(sleep_ + std::chrono::microseconds(1), std::chrono::microseconds(50));
+      std::this_thread::sleep_for(sleep_);
     }
   }
-  void reset() noexcept { count_ = 0; }
+  void reset() noexcept {
+    count_ = 0;
+    sleep_ = {};
+  }
 
  private:
   int count_ = 0;
+  std::chrono::steady_clock::time_point began_;
+  std::chrono::microseconds sleep_{0};
 };
 
-/// Runs host tasks in the order in which they become ready; of several ready ones the oldest first.
+/// Runs host tasks in the order in which they become ready; of several ready ones the oldest of high
+/// priority first, then the oldest.
 ///
 /// A task waits for events that only the backend can ask about, so a waiting task is polled by idle
 /// workers. Handing over a task allocates nothing once the list has grown to the number of tasks in
@@ -101,13 +119,23 @@ class host_workers {
     });
   }
 
+  [[nodiscard]] auto next_ready() noexcept {
+    auto ready = waiting_.end();
+    for (auto e = waiting_.begin(); e != waiting_.end(); ++e) {
+      const bool urgent = e->task.priority == stream_priority::high;
+      if ((ready != waiting_.end() && !urgent) || !is_ready(*e)) continue;
+      ready = e;
+      if (urgent) break;
+    }
+    return ready;
+  }
+
   void run() {
     if constexpr (requires { poll_.enter_thread(); }) poll_.enter_thread();
     backoff idle;
     std::unique_lock lock(mutex_);
     for (;;) {
-      const auto ready = std::find_if(waiting_.begin(), waiting_.end(),
-                                      [this](const entry& e) { return is_ready(e); });
+      const auto ready = next_ready();
       if (ready != waiting_.end()) {
         const host_task task = ready->task;
         waiting_.erase(ready);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Store -> device. For each chunk: gather on a worker, one DMA, one scatter kernel. While a chunk
-/// is gathered, the DMA of the one before and the scatter of the one before that are under way.
+/// Store -> device. Staged, a chunk is gathered on a worker, moved by one DMA, and scattered by one
+/// kernel: while one chunk is gathered, the DMA of the one before and the scatter of the one before
+/// that are under way. The other ways read the store's memory themselves.
 #pragma once
 
 #include <array>
@@ -9,11 +10,25 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <vector>
 
 #include "pulseinfer/block_copy.hpp"
 #include "pulseinfer/detail/transfer_pipeline.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
+
+/// Adds a copy to a list; with `merge`, one that goes on where the last one ends becomes part of it.
+inline void add_run(std::vector<copy_span>& runs, const copy_span& added, bool merge) {
+  if (merge && !runs.empty()) {
+    copy_span& last = runs.back();
+    if (static_cast<std::byte*>(last.destination) + last.bytes == added.destination &&
+        static_cast<const std::byte*>(last.source) + last.bytes == added.source) {
+      last.bytes += added.bytes;
+      return;
+    }
+  }
+  runs.push_back(added);
+}
 
 template <backend Backend, class Store>
 class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>, Backend, Store> {
@@ -22,19 +37,30 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
 
  public:
   using typename base::chunk;
+  using typename base::job;
   using typename base::state;
   using typename base::stream_ref;
 
   recall_pipeline(Backend b, Store& store, const kv_pool& pool, const transfer_options& options)
       : base(b, store, pool, options),
         copy_(b.make_stream(stream_priority::high)),
-        scatter_(b.make_stream(stream_priority::high)) {}
+        scatter_(b.make_stream(stream_priority::high)),
+        store_on_device_(b.device_pointer(store.payload())) {}
   ~recall_pipeline() { this->sync_all(); }
 
  private:
+  static constexpr stream_priority urgency = stream_priority::high;  // an engine waits for it
+
   void begin(state& s) {
     s.report.started_ns = this->backend_.now_ns();
-    if (s.step != nullptr) collect_misses(s);
+    if (s.step != nullptr) {
+      collect_misses(s);
+    } else {
+      for (const unit_target& unit : s.targets) {
+        const auto& units_of_row = s.leases[static_cast<std::size_t>(unit.row)];
+        s.units.push_back({.source = units_of_row.find(unit.block), .page = unit.page});
+      }
+    }
     s.report.units = static_cast<std::int64_t>(s.units.size());
     for (std::size_t i = 0; i < s.units.size(); ++i) {
       if (s.units[i].source != nullptr) {
@@ -43,11 +69,6 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
         s.units[i].status = unit_status::missing;
         s.incomplete.store(true, std::memory_order_relaxed);
       }
-    }
-    if (this->options_.way == transfer_way::per_block) {
-      copy_each(s);
-    } else {
-      this->advance(s);
     }
   }
 
@@ -67,84 +88,154 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     }
   }
 
-  [[nodiscard]] std::uint64_t host_bytes_of_chunk(const state& s) const noexcept {
-    return 2 * s.count * this->unit_size();
+  [[nodiscard]] bool takes_parts() const noexcept {
+    return this->options_.way == transfer_way::staged;
+  }
+  [[nodiscard]] std::uint64_t host_bytes(std::size_t units) const noexcept {
+    return takes_parts() ? 2 * units * this->unit_size() : 0;
   }
 
-  /// Gathers the current chunk, and enqueues its DMA and scatter.
-  void move_chunk(state& s) {
-    chunk& c = *s.current;
-    const auto head = static_cast<std::size_t>(this->shape_.head_bytes);
-    auto* pages = reinterpret_cast<std::int32_t*>(c.host);
-    std::byte* to = c.host + head;
-    for (std::size_t i = 0; i < s.count; ++i, to += this->unit_size()) {
-      const unit_move& unit = s.at(s.next + i);
+  /// Gathers a part of a chunk, or lists where its units lie.
+  void prepare(job& j, std::size_t begin, std::size_t count) noexcept {
+    chunk& c = *j.at;
+    const std::size_t list = as_size(this->shape_.list_bytes);
+    const std::size_t head = as_size(this->shape_.head_bytes);
+    auto** const sources = reinterpret_cast<const std::byte**>(c.host) + begin;
+    auto* const pages = reinterpret_cast<std::int32_t*>(c.host + list) + begin;
+    const bool pulled = this->options_.way == transfer_way::pull;
+    for (std::size_t i = 0; i < count; ++i) {
+      const unit_move& unit = j.owner->at(j.first + begin + i);
       pages[i] = unit.page;
-      gather_into(to, {&unit.source, 1}, this->store_->unit_bytes());
+      sources[i] =
+          pulled ? store_on_device_ + (unit.source - this->store_->payload()) : unit.source;
     }
-    const std::size_t payload = s.count * this->unit_size();
-    const block_layout& layout = this->pool_->layout();
-    {
-      auto& b = this->backend_;
-      std::lock_guard lock(this->enqueue_mutex_);
-      b.copy_async(c.device, c.host, head + payload, copy_direction::host_to_device, copy_);
-      b.record(c.copied, copy_);
-      b.enqueue_wait(c.copied, scatter_);
-      // The pages' readers, on the engine's stream, come first.
-      if (s.chunks == 0) b.enqueue_wait(s.ready, scatter_);
-      b.for_each({static_cast<std::int64_t>(s.count), layout.unit_words()},
-                 {this->options_.max_ctas}, 2 * payload,
-                 scatter_units{.layout = layout,
-                               .pool = this->pool_->layer(s.layer),
-                               .pages = reinterpret_cast<const std::int32_t*>(c.device),
-                               .units = c.device + head},
-                 scatter_);
-      b.record(c.drained, scatter_);
-    }
-    this->chunk_enqueued(s);
-    this->staging_.release(c);
-    this->advance(s);
+    if (!takes_parts()) return;
+    gather_into(c.host + list + head + begin * this->unit_size(), {sources, count},
+                this->store_->unit_bytes());
   }
 
-  /// The naive way: one copy for each strip of each unit.
-  void copy_each(state& s) {
-    const block_layout& layout = this->pool_->layout();
+  void move_chunk(job& j) {
+    switch (this->options_.way) {
+      case transfer_way::staged:
+        stage(j);
+        break;
+      case transfer_way::pull:
+        pull(j);
+        break;
+      case transfer_way::direct:
+      case transfer_way::batched:
+      case transfer_way::per_block:
+        copy_runs(j);
+        break;
+    }
+    // The chunk is another's once the link has let go of it; its memory, once it is drained.
+    try {
+      this->template run<&recall_pipeline::let_go>(j, j.at->copied, 0);
+    } catch (...) {
+      this->staging_.release(*j.at);
+    }
+  }
+  void let_go(job& j) noexcept { this->staging_.release(*j.at); }
+
+  /// One DMA, then the scatter.
+  void stage(job& j) {
+    state& s = *j.owner;
+    chunk& c = *j.at;
+    const std::size_t list = as_size(this->shape_.list_bytes);
+    const std::size_t head = as_size(this->shape_.head_bytes);
+    const std::size_t payload = j.count * this->unit_size();
+    auto& b = this->backend_;
+    std::lock_guard lock(this->enqueue_mutex_);
+    b.copy_async(c.device + list, c.host + list, head + payload, copy_direction::host_to_device,
+                 copy_);
+    b.record(c.copied, copy_);
+    b.enqueue_wait(c.copied, scatter_);
+    this->wait_for_engine(s);
+    b.for_each(shape_of(j), {this->options_.max_ctas}, 2 * payload,
+               scatter_units{.layout = this->pool_->layout(),
+                             .pool = this->pool_->layer(s.layer),
+                             .pages = reinterpret_cast<const std::int32_t*>(c.device + list),
+                             .units = c.device + list + head},
+               scatter_);
+    b.record(c.drained, scatter_);
+  }
+
+  /// A kernel reads the units where they lie in the store.
+  void pull(job& j) {
+    state& s = *j.owner;
+    chunk& c = *j.at;
+    const std::size_t list = as_size(this->shape_.list_bytes);
+    auto& b = this->backend_;
+    std::lock_guard lock(this->enqueue_mutex_);
+    this->wait_for_engine(s);
+    b.for_each(shape_of(j), {this->options_.max_ctas}, 2 * j.count * this->unit_size(),
+               pull_units{.layout = this->pool_->layout(),
+                          .pool = this->pool_->layer(s.layer),
+                          .pages = reinterpret_cast<const std::int32_t*>(c.host_on_device + list),
+                          .sources = reinterpret_cast<const std::byte* const*>(c.host_on_device)},
+               scatter_);
+    b.record(c.copied, scatter_);
+    b.record(c.drained, scatter_);
+  }
+
+  /// Copies strips, or runs of adjacent strips, without a kernel.
+  void copy_runs(job& j) {
+    state& s = *j.owner;
+    chunk& c = *j.at;
+    const bool merge = this->options_.way != transfer_way::per_block;
     const layer_planes& planes = this->pool_->layer(s.layer);
-    {
-      std::lock_guard lock(this->enqueue_mutex_);
-      this->backend_.enqueue_wait(s.ready, copy_);
-      for (; s.next < s.order.size(); ++s.next) {
-        const unit_move& unit = s.at(s.next);
-        each_strip(
-            layout, unit.page,
-            [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
-              this->backend_.copy_async(planes.plane[p] + in_pool, unit.source + in_unit, bytes,
-                                        copy_direction::host_to_device, copy_);
-            });
+    auto& b = this->backend_;
+    std::lock_guard lock(this->enqueue_mutex_);
+    runs_.clear();
+    for (std::size_t i = 0; i < j.count; ++i) {
+      const unit_move& unit = s.at(j.first + i);
+      each_strip(
+          this->pool_->layout(), unit.page,
+          [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
+            add_run(runs_, {planes.plane[p] + in_pool, unit.source + in_unit, bytes}, merge);
+          });
+    }
+    this->wait_for_engine(s);
+    if (this->options_.way == transfer_way::batched) {
+      b.copy_many_async(runs_, copy_direction::host_to_device, scatter_);
+    } else {
+      for (const copy_span& run : runs_) {
+        b.copy_async(run.destination, run.source, run.bytes, copy_direction::host_to_device,
+                     scatter_);
       }
     }
-    this->conclude(s);
+    b.record(c.copied, scatter_);
+    b.record(c.drained, scatter_);
+  }
+
+  [[nodiscard]] launch_shape shape_of(const job& j) const {
+    return {static_cast<std::int64_t>(j.count), this->pool_->layout().unit_words()};
+  }
+  [[nodiscard]] static std::size_t as_size(std::int64_t n) noexcept {
+    return static_cast<std::size_t>(n);
   }
 
   void concluded(state& s, bool known) noexcept {
     if (!known) return end(s, false);
     try {
-      this->template run<&recall_pipeline::arrived>(s, &s.pages_usable, 0);
+      this->template run<&recall_pipeline::arrived>(s, s.pages_usable);
     } catch (...) {
-      this->set_error(s, std::current_exception());
+      this->fail(s, std::current_exception());
       end(s, this->watch(s.pages_usable));
     }
   }
 
-  void arrived(state& s) { end(s, this->backend_.poll(s.pages_usable) == event_state::done); }
+  void arrived(state& s) noexcept {
+    end(s, this->backend_.poll(s.pages_usable) == event_state::done);
+  }
 
   void end(state& s, bool ok) noexcept {
-    for (std::size_t i = 0; i < s.next; ++i) {
-      s.at(i).status = ok ? unit_status::moved : unit_status::failed;
+    for (const std::int32_t i : s.order) {
+      unit_status& status = s.units[static_cast<std::size_t>(i)].status;
+      if (status == unit_status::pending) status = ok ? unit_status::moved : unit_status::failed;
     }
     if (!ok) {
-      this->set_error(s,
-                      std::make_exception_ptr(device_error("recall: a copy or a kernel failed")));
+      this->fail(s, std::make_exception_ptr(device_error("recall: a copy or a kernel failed")));
     }
     bool all_moved = true;
     for (const unit_move& unit : s.units) {
@@ -160,12 +251,12 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   }
 
   [[nodiscard]] std::array<stream_ref, 2> streams() noexcept { return {copy_, scatter_}; }
-  [[nodiscard]] stream_ref stream_on_pages() noexcept {
-    return this->options_.way == transfer_way::staged ? scatter_ : copy_;
-  }
+  [[nodiscard]] stream_ref stream_on_pages() noexcept { return scatter_; }
 
   typename Backend::stream copy_;
   typename Backend::stream scatter_;
+  const std::byte* store_on_device_;  ///< the store's payload, as kernels see it
+  std::vector<copy_span> runs_;       ///< of one chunk, under the enqueue mutex
 };
 
 }  // namespace pulseinfer::detail

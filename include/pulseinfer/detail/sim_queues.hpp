@@ -145,10 +145,15 @@ class sim_queues {
     }
   }
 
-  /// Takes the oldest task whose events are done; false if there is none.
+  /// Takes the oldest task of the highest priority whose events are done; false if there is none.
   bool take_ready_task(sim_task& taken) {
-    const auto ready =
-        std::find_if(tasks.begin(), tasks.end(), [](const auto& t) { return t.is_ready(); });
+    auto ready = tasks.end();
+    for (auto t = tasks.begin(); t != tasks.end(); ++t) {
+      const bool urgent = t->task.priority == stream_priority::high;
+      if ((ready != tasks.end() && !urgent) || !t->is_ready()) continue;
+      ready = t;
+      if (urgent) break;
+    }
     if (ready == tasks.end()) return false;
     taken = std::move(*ready);
     tasks.erase(ready);

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What recall and offload have in common: the states of their transfers, and how a transfer goes
-/// from chunk to chunk as a sequence of host tasks.
+/// What recall and offload have in common: how a transfer goes from chunk to chunk as host tasks.
+///
+/// A transfer asks for chunks as long as it has units to deal out. Chunks go to the transfers in
+/// the order in which they asked, and each asks again only behind the others: so they share the
+/// link, and a small one passes a long one at the next chunk. Every chunk is a host task of its
+/// own; those of one transfer run side by side on as many workers as there are.
 #pragma once
 
 #include <algorithm>
@@ -18,110 +22,26 @@
 
 #include "pulseinfer/block_store.hpp"
 #include "pulseinfer/concepts.hpp"
+#include "pulseinfer/detail/transfer_state.hpp"
 #include "pulseinfer/error.hpp"
-#include "pulseinfer/hot_buffer.hpp"
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/staging_pool.hpp"
 #include "pulseinfer/ticket.hpp"
+#include "pulseinfer/transfer_options.hpp"
 
-namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
-
-/// How a recall moves its units.
-enum class transfer_way : std::uint8_t {
-  staged,     ///< gather, one DMA a chunk, scatter
-  per_block,  ///< one copy for each strip of each unit: what the staged way is measured against
-};
-
-/// One unit that the host names: block `block` of sequence `sequences[row]`, and its page.
-struct unit_target {
-  std::int32_t row = 0;
-  std::int32_t block = 0;
-  std::int32_t page = 0;
-};
-
-struct transfer_options {
-  std::int64_t staging_bytes = 64 << 20;  ///< a direction: pinned, and as much on the device
-  std::int64_t chunk_bytes = 4 << 20;     ///< one DMA; at least a unit
-  std::int32_t transfers_in_flight = 16;  ///< a direction
-  std::int32_t max_rows = 64;             ///< rows of a transfer
-  std::int64_t max_units = 16384;         ///< units of a transfer
-  int max_ctas = 0;  ///< what gather and scatter kernels may take of the device (0: no limit)
-  transfer_way way = transfer_way::staged;
-};
-
-namespace detail {
-
-/// Throws `std::invalid_argument` naming the option and its limit.
-inline transfer_options checked_transfer_options(const kv_geometry& store, const kv_pool& pool,
-                                                 const transfer_options& o) {
-  const auto check = [](const char* name, std::int64_t value, std::int64_t least,
-                        std::int64_t most) {
-    expects(value >= least && value <= most, "transfer_engine: ", name, " is ", value,
-            ", expected ", least, " to ", most);
-  };
-  expects(pool.geometry() == store,
-          "transfer_engine: pool and store have different geometries (units of ",
-          pool.layout().unit_bytes(), " and ", store.unit_bytes(), " bytes)");
-  check("chunk_bytes", o.chunk_bytes, store.unit_bytes(), std::int64_t{1} << 38);
-  check("staging_bytes", o.staging_bytes, 2 * o.chunk_bytes, std::int64_t{1} << 40);
-  check("transfers_in_flight", o.transfers_in_flight, 1, 4096);
-  check("max_rows", o.max_rows, 1, max_extent);
-  check("max_units", o.max_units, 1, 1 << 24);
-  check("max_ctas", o.max_ctas, 0, 1 << 20);
-  expects(o.way == transfer_way::staged || o.way == transfer_way::per_block,
-          "transfer_engine: way is ", static_cast<int>(o.way), ", expected staged or per_block");
-  return o;
-}
-
-/// A chunk is a head with the page ids of its units, then the units.
-struct chunk_shape {
-  std::int64_t units = 0;
-  std::int64_t head_bytes = 0;
-  std::int64_t bytes = 0;
-};
-[[nodiscard]] inline chunk_shape shape_of_chunk(std::int64_t chunk_bytes, std::int64_t unit_bytes) {
-  const auto round_up = [](std::int64_t n) { return (n + 255) / 256 * 256; };
-  chunk_shape shape{.units = chunk_bytes / unit_bytes};
-  shape.head_bytes = round_up(shape.units * std::int64_t{sizeof(std::int32_t)});
-  shape.bytes = round_up(shape.head_bytes + shape.units * unit_bytes);
-  return shape;
-}
-
-/// One transfer of a pipeline. Its host tasks follow each other, so plain members need no lock.
-template <backend Backend, class Pipeline>
-struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
-  transfer_state(Backend b, Pipeline& p, const transfer_options& o)
-      : ticket_state<Backend>(b), pipeline(&p) {
-    this->units.reserve(static_cast<std::size_t>(o.max_units));
-    order.reserve(static_cast<std::size_t>(o.max_units));
-    leases.reserve(static_cast<std::size_t>(o.max_rows));
-    this->chunk_ready = [](staging_waiter<Backend>& self, staging_chunk<Backend>& c) noexcept {
-      auto& s = static_cast<transfer_state&>(self);
-      s.pipeline->with_chunk(s, c);
-    };
-  }
-
-  [[nodiscard]] unit_move& at(std::size_t position) noexcept {
-    return this->units[static_cast<std::size_t>(order[position])];
-  }
-
-  Pipeline* pipeline;
-  std::int32_t layer = 0;
-  step_record* step = nullptr;
-  std::vector<typename Pipeline::lease> leases;
-  std::vector<std::int32_t> order;  ///< the units to move
-  std::size_t next = 0;             ///< position in `order` of the first that is not enqueued
-  std::size_t count = 0;            ///< units of the current chunk
-  std::int64_t chunks = 0;          ///< chunks enqueued
-  staging_chunk<Backend>* current = nullptr;
-};
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 /// The machinery of one direction. `Derived` brings the two ends:
-/// - `begin(state)`          the first host task: fills `order`, then `advance`s
-/// - `move_chunk(state)`     host task with a drained chunk: enqueues its work, then `advance`s
+/// - `begin(state)`          the first host task: fills `order`; chunks are dealt out behind it
+/// - `prepare(job, i, n)`    host task with a drained chunk: units [i, i + n) of the chunk
+/// - `move_chunk(job)`       when all are prepared: enqueues the chunk's work, and has the chunk
+///                           released behind it; where it throws, the chunk is not released
 /// - `concluded(state, ok)`  all is enqueued; ok: pages_usable tells when the work is done
 /// - `streams()`             its two streams, in the order in which a chunk passes through them
 /// - `stream_on_pages()`     the one that works on the engine's pages
+/// - `host_bytes(units)`     traffic of prepare
+/// - `takes_parts()`         whether several workers prepare a chunk
+/// - `urgency`               of its host tasks
 template <class Derived, backend Backend, class Store>
 class transfer_pipeline {
  public:
@@ -129,16 +49,17 @@ class transfer_pipeline {
   using chunk = staging_chunk<Backend>;
   using lease = typename Store::lease;
   using state = transfer_state<Backend, Derived>;
+  using job = chunk_job<Backend, Derived>;
 
   transfer_pipeline(Backend b, Store& store, const kv_pool& pool, const transfer_options& options)
       : backend_(b),
         store_(&store),
         pool_(&pool),
         options_(options),
-        shape_(shape_of_chunk(options.chunk_bytes, store.unit_bytes())),
-        staging_(b, static_cast<std::size_t>(shape_.bytes),
-                 static_cast<std::int32_t>(
-                     std::min<std::int64_t>(options.staging_bytes / options.chunk_bytes, 4096))) {
+        shape_(shape_of_chunk(options, store.unit_bytes())),
+        staging_(b, static_cast<std::size_t>(shape_.bytes), chunks_of(options),
+                 std::min(options.chunks_in_flight, chunks_of(options))),
+        jobs_(static_cast<std::size_t>(staging_.size())) {
     for (std::int32_t i = 0; i < options_.transfers_in_flight; ++i) {
       states_.push_back(std::make_unique<state>(backend_, self(), options_));
     }
@@ -148,11 +69,13 @@ class transfer_pipeline {
 
   [[nodiscard]] const chunk_shape& shape() const noexcept { return shape_; }
 
-  /// Blocks until no transfer is under way. `Derived`'s destructor calls it first.
+  /// Blocks until no transfer is under way and every chunk is back. `Derived`'s destructor calls it
+  /// first.
   void sync_all() noexcept {
     backend_.sync_until([this] {
       return std::all_of(states_.begin(), states_.end(),
-                         [](const auto& s) { return s->is_final(); });
+                         [](const auto& s) { return s->is_final(); }) &&
+             staging_.available() == staging_.size();
     });
   }
 
@@ -174,17 +97,8 @@ class transfer_pipeline {
       s.leases.clear();
       throw;
     }
+    s.reset();
     s.layer = layer;
-    s.step = nullptr;
-    s.units.clear();
-    s.order.clear();
-    s.next = 0;
-    s.chunks = 0;
-    s.current = nullptr;
-    s.error = nullptr;
-    s.report = {};
-    s.cancel.store(false, std::memory_order_relaxed);
-    s.incomplete.store(false, std::memory_order_relaxed);
     return &s;
   }
 
@@ -193,11 +107,19 @@ class transfer_pipeline {
     s.report.requested_ns = backend_.now_ns();
     s.phase.store(transfer_phase::pending, std::memory_order_relaxed);
     s.held.store(true, std::memory_order_relaxed);
+    s.shares = 1;
     try {
       backend_.record(s.ready, stream);
       // What the host names can be gathered at once; a step's misses are known only once the
       // engine's stream has resolved it.
-      run<&Derived::begin>(s, s.step != nullptr ? &s.ready : nullptr, 0);
+      const typename Backend::event* const resolved = &s.ready;
+      backend_.host_async({&resolved, s.step != nullptr ? 1u : 0u},
+                          {[](void* p) noexcept {
+                             auto& t = *static_cast<state*>(p);
+                             t.pipeline->deal_out(t);
+                           },
+                           &s, Derived::urgency},
+                          {});
     } catch (...) {
       give_up(s, unit_status::failed);
       s.leases.clear();
@@ -216,17 +138,18 @@ class transfer_pipeline {
 
   /// Gives a transfer the chunk that it waited for.
   void with_chunk(state& s, chunk& c) noexcept {
-    s.current = &c;
-    // The first chunk is small, so that the link starts early; then they grow to their full size.
-    const std::int64_t growing = std::max<std::int64_t>(1, shape_.units / 8)
-                                 << std::min<std::int64_t>(s.chunks, 16);
-    s.count = std::min(s.order.size() - s.next,
-                       static_cast<std::size_t>(std::min(growing, shape_.units)));
-    try {
-      run<&Derived::move_chunk>(s, &c.drained, self().host_bytes_of_chunk(s));
-    } catch (...) {
-      fail(s, std::current_exception());
+    job* claimed = nullptr;
+    {
+      std::lock_guard lock(s.mutex);
+      s.is_waiting = false;
+      if (s.has_more()) claimed = &claim(s, c);
     }
+    if (claimed != nullptr) {
+      hand_over(*claimed);
+    } else {
+      staging_.release(c);
+    }
+    advance(s);
   }
 
  protected:
@@ -234,52 +157,178 @@ class transfer_pipeline {
   [[nodiscard]] std::size_t unit_size() const noexcept {
     return static_cast<std::size_t>(store_->unit_bytes());
   }
-
-  /// Runs a member as a host task of the transfer, after an event or (null) at once.
-  template <void (Derived::*Body)(state&)>
-  void run(state& s, const typename Backend::event* after, std::uint64_t bytes) {
-    const typename Backend::event* events[] = {after};
-    const host_task task{[](void* p) noexcept {
-                           auto& t = *static_cast<state*>(p);
-                           try {
-                             (t.pipeline->*Body)(t);
-                           } catch (...) {
-                             t.pipeline->fail(t, std::current_exception());
-                           }
+  /// Runs a member as a host task on a chunk, after an event.
+  template <auto Body>
+  void run(job& j, const typename Backend::event& after, std::uint64_t bytes) {
+    const typename Backend::event* const event = &after;
+    backend_.host_async({&event, 1},
+                        {[](void* p) noexcept {
+                           auto& t = *static_cast<job*>(p);
+                           (t.owner->pipeline->*Body)(t);
                          },
-                         &s};
-    backend_.host_async({events, after == nullptr ? std::size_t{0} : std::size_t{1}}, task,
+                         &j, Derived::urgency},
                         {bytes});
   }
+  /// Runs a member as a host task of a transfer, after an event. There is no share in it any more.
+  template <auto Body>
+  void run(state& s, const typename Backend::event& after) {
+    const typename Backend::event* const event = &after;
+    backend_.host_async({&event, 1},
+                        {[](void* p) noexcept {
+                           auto& t = *static_cast<state*>(p);
+                           (t.pipeline->*Body)(t);
+                         },
+                         &s, Derived::urgency},
+                        {});
+  }
 
-  /// Goes on with the next chunk as soon as there is one, or concludes.
+  /// With a share: hands over chunks while there are some to be had, then gives the share up.
   void advance(state& s) noexcept {
-    if (s.next >= s.order.size() || s.cancel.load(std::memory_order_acquire)) {
-      conclude(s);
-    } else if (chunk* c = staging_.acquire_or_wait(s)) {
-      with_chunk(s, *c);
+    for (;;) {
+      job* claimed = nullptr;
+      {
+        std::lock_guard lock(s.mutex);
+        if (!s.is_waiting && s.has_more()) {
+          if (chunk* c = staging_.acquire_or_wait(s)) {
+            claimed = &claim(s, *c);
+          } else {
+            s.is_waiting = true;
+            ++s.shares;
+          }
+        }
+        if (claimed == nullptr && --s.shares > 0) return;
+      }
+      if (claimed == nullptr) return conclude(s);
+      hand_over(*claimed);
     }
   }
 
-  void chunk_enqueued(state& s) noexcept {
-    s.next += s.count;
-    ++s.chunks;
-    s.current = nullptr;
-  }
-
-  /// Something threw in a host task. What was enqueued goes on; the rest is given up.
+  /// Something threw. What was enqueued goes on; the rest is given up.
   void fail(state& s, const std::exception_ptr& error) noexcept {
-    set_error(s, error);
-    if (s.current != nullptr) {
-      chunk& c = *std::exchange(s.current, nullptr);
-      fence(c);
-      staging_.release(c);
-    }
-    conclude(s);
+    std::lock_guard lock(s.mutex);
+    if (!s.error) s.error = error;
   }
 
-  /// Some work of a chunk may be in the streams without the event that ends it: whoever gets the
-  /// chunk next comes behind all of it.
+  /// A chunk's units will not come; some of their work may be in the streams without the event that
+  /// ends it, so whoever gets the chunk next comes behind all of it.
+  void drop(job& j, unit_status why) noexcept {
+    state& s = *j.owner;
+    for (std::size_t i = j.first; i < j.first + j.count; ++i) give_up(s.at(i), why);
+    s.incomplete.store(true, std::memory_order_relaxed);
+    if (why == unit_status::failed) fence(*j.at);
+    staging_.release(*j.at);
+  }
+
+  /// The stream on the engine's pages comes behind what the engine's stream held at the call. Under
+  /// the enqueue mutex, before the first work on the pages.
+  void wait_for_engine(state& s) {
+    if (s.behind_readers) return;
+    backend_.enqueue_wait(s.ready, self().stream_on_pages());
+    s.behind_readers = true;
+  }
+
+  /// Waits on the worker itself, which may poll but not sync; true if the event is done in the end.
+  /// For the rare case that no host task can be had: a transfer that ended before its work would
+  /// have the engine use pages that are still written.
+  [[nodiscard]] bool watch(const typename Backend::event& e) noexcept {
+    event_state seen = backend_.poll(e);
+    for (; seen == event_state::pending; seen = backend_.poll(e)) std::this_thread::yield();
+    return seen == event_state::done;
+  }
+
+  /// The last access to the state: behind it the state may serve another transfer.
+  void finish(state& s) noexcept {
+    bool cancelled = false;
+    for (const unit_move& unit : s.units) {
+      if (unit.status == unit_status::moved) ++s.report.moved;
+      cancelled = cancelled || unit.status == unit_status::cancelled;
+    }
+    s.report.bytes = s.report.moved * store_->unit_bytes();
+    s.report.ended_ns = backend_.now_ns();
+    s.leases.clear();
+    if (s.error) failed_.store(true, std::memory_order_relaxed);
+    s.phase.store(s.error     ? transfer_phase::failed
+                  : cancelled ? transfer_phase::cancelled
+                              : transfer_phase::done,
+                  std::memory_order_release);
+  }
+
+ private:
+  static std::int32_t chunks_of(const transfer_options& o) noexcept {
+    return static_cast<std::int32_t>(std::min<std::int64_t>(o.staging_bytes / o.chunk_bytes, 4096));
+  }
+
+  /// The next units of the transfer, in a chunk, with a share for whoever works on them.
+  [[nodiscard]] job& claim(state& s, chunk& c) noexcept {
+    job& j = jobs_[static_cast<std::size_t>(c.index)];
+    j.owner = &s;
+    j.at = &c;
+    j.first = s.next;
+    j.count = shape_.count(s.chunks, s.order.size() - s.next);
+    j.part_units = self().takes_parts() ? static_cast<std::size_t>(shape_.part) : j.count;
+    j.next_part.store(0, std::memory_order_relaxed);
+    j.is_dropped.store(false, std::memory_order_relaxed);
+    j.parts_left.store(j.parts(), std::memory_order_relaxed);
+    s.next += j.count;
+    ++s.chunks;
+    ++s.shares;
+    return j;
+  }
+
+  /// Behind the last part the chunk, and with it the job, may be another transfer's.
+  void hand_over(job& j) noexcept {
+    const std::size_t parts = j.parts();
+    for (std::size_t i = 0; i < parts; ++i) {
+      try {
+        run<&transfer_pipeline::work_on>(
+            j, j.at->drained,
+            self().host_bytes(std::min(j.part_units, j.count - i * j.part_units)));
+      } catch (...) {
+        fail(*j.owner, std::current_exception());
+        j.is_dropped.store(true, std::memory_order_relaxed);
+        return end_parts(j, parts - i);
+      }
+    }
+  }
+
+  /// The first host task of a transfer.
+  void deal_out(state& s) noexcept {
+    try {
+      self().begin(s);
+    } catch (...) {
+      fail(s, std::current_exception());
+    }
+    advance(s);
+  }
+
+  /// Host task with a drained chunk: prepares a part of it.
+  void work_on(job& j) noexcept {
+    const std::size_t begin = j.next_part.fetch_add(1, std::memory_order_relaxed) * j.part_units;
+    if (!j.owner->cancel.load(std::memory_order_acquire)) {
+      self().prepare(j, begin, std::min(j.part_units, j.count - begin));
+    }
+    end_parts(j, 1);
+  }
+
+  /// Whoever ends the last parts of a chunk enqueues it, and has its share in the transfer.
+  void end_parts(job& j, std::size_t parts) noexcept {
+    if (j.parts_left.fetch_sub(parts, std::memory_order_acq_rel) > parts) return;
+    state& s = *j.owner;
+    if (j.is_dropped.load(std::memory_order_relaxed)) {
+      drop(j, unit_status::failed);
+    } else if (s.cancel.load(std::memory_order_acquire)) {
+      drop(j, unit_status::cancelled);
+    } else {
+      try {
+        self().move_chunk(j);
+      } catch (...) {
+        fail(s, std::current_exception());
+        drop(j, unit_status::failed);
+      }
+    }
+    advance(s);
+  }
+
   void fence(chunk& c) noexcept {
     try {
       std::lock_guard lock(enqueue_mutex_);
@@ -313,48 +362,18 @@ class transfer_pipeline {
       backend_.record(s.pages_usable, self().stream_on_pages());
       return true;
     } catch (...) {
-      set_error(s, std::current_exception());
+      fail(s, std::current_exception());
       return false;
     }
   }
 
-  /// Waits on the worker itself, which may poll but not sync; true if the event is done in the end.
-  /// For the rare case that no host task can be had: a transfer that ended before its work would
-  /// have the engine use pages that are still written.
-  [[nodiscard]] bool watch(const typename Backend::event& e) noexcept {
-    event_state seen = backend_.poll(e);
-    for (; seen == event_state::pending; seen = backend_.poll(e)) std::this_thread::yield();
-    return seen == event_state::done;
-  }
-
-  /// Units that are not enqueued will not be: their status says why, and their slots are free.
+  /// Units that no chunk has will not come: their status says why, and their slots are free.
   void give_up(state& s, unit_status why) noexcept {
-    for (std::size_t i = s.next; i < s.order.size(); ++i) {
-      unit_move& unit = s.at(i);
-      unit.status = why;
-      if (unit.slot != host_slot::none) store_->abort(unit.slot);
-    }
+    for (; s.next < s.order.size(); ++s.next) give_up(s.at(s.next), why);
   }
-
-  static void set_error(state& s, const std::exception_ptr& error) noexcept {
-    if (!s.error) s.error = error;
-  }
-
-  /// The last access to the state: behind it the state may serve another transfer.
-  void finish(state& s) noexcept {
-    bool cancelled = false;
-    for (const unit_move& unit : s.units) {
-      if (unit.status == unit_status::moved) ++s.report.moved;
-      cancelled = cancelled || unit.status == unit_status::cancelled;
-    }
-    s.report.bytes = s.report.moved * store_->unit_bytes();
-    s.report.ended_ns = backend_.now_ns();
-    s.leases.clear();
-    if (s.error) failed_.store(true, std::memory_order_relaxed);
-    s.phase.store(s.error     ? transfer_phase::failed
-                  : cancelled ? transfer_phase::cancelled
-                              : transfer_phase::done,
-                  std::memory_order_release);
+  void give_up(unit_move& unit, unit_status why) noexcept {
+    unit.status = why;
+    if (unit.slot != host_slot::none) store_->abort(unit.slot);
   }
 
   /// After a failure: collects what the pipeline's own streams remember of it, so that it is not
@@ -375,6 +394,7 @@ class transfer_pipeline {
     }
   }
 
+ protected:
   Backend backend_;
   Store* store_;
   const kv_pool* pool_;
@@ -382,9 +402,11 @@ class transfer_pipeline {
   chunk_shape shape_;
   staging_pool<Backend> staging_;
   std::mutex enqueue_mutex_;  ///< the work of one chunk stays together in the streams
+
+ private:
+  std::vector<job> jobs_;  ///< one a chunk
   std::vector<std::unique_ptr<state>> states_;
   std::atomic<bool> failed_{false};
 };
 
-}  // namespace detail
-}  // namespace pulseinfer
+}  // namespace pulseinfer::detail

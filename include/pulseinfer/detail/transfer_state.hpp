@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What a transfer consists of while it is under way: its state, and the chunks that its units are
+/// dealt into.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "pulseinfer/concepts.hpp"
+#include "pulseinfer/hot_buffer.hpp"
+#include "pulseinfer/staging_pool.hpp"
+#include "pulseinfer/ticket.hpp"
+#include "pulseinfer/transfer_options.hpp"
+
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
+
+/// A chunk is a list of its units' addresses, a head with their page ids, then the units. The DMA
+/// takes head and units.
+struct chunk_shape {
+  std::int64_t units = 0;       ///< of a full chunk
+  std::int64_t least = 0;       ///< of the first one
+  std::int64_t part = 0;        ///< of what one worker gathers
+  std::int64_t list_bytes = 0;  ///< an address a unit
+  std::int64_t head_bytes = 0;  ///< a page id a unit
+  std::int64_t bytes = 0;
+
+  /// Units of chunk number `chunk` of a transfer of which `left` are to be dealt out.
+  [[nodiscard]] std::size_t count(std::int64_t chunk, std::size_t left) const noexcept {
+    const std::int64_t growing = chunk < 32 ? least << chunk : units;
+    const auto shrinking = std::max(static_cast<std::int64_t>((left + 1) / 2), least);
+    return std::min(left, static_cast<std::size_t>(std::min({growing, shrinking, units})));
+  }
+};
+[[nodiscard]] inline chunk_shape shape_of_chunk(const transfer_options& o,
+                                                std::int64_t unit_bytes) {
+  const auto round_up = [](std::int64_t n) { return (n + 255) / 256 * 256; };
+  chunk_shape shape{.units = o.chunk_bytes / unit_bytes};
+  shape.least = std::clamp<std::int64_t>(o.first_chunk_bytes / unit_bytes, 1, shape.units);
+  shape.part = std::clamp<std::int64_t>(o.part_bytes / unit_bytes, 1, shape.units);
+  shape.list_bytes = round_up(shape.units * std::int64_t{sizeof(std::byte*)});
+  shape.head_bytes = round_up(shape.units * std::int64_t{sizeof(std::int32_t)});
+  shape.bytes = round_up(shape.list_bytes + shape.head_bytes + shape.units * unit_bytes);
+  return shape;
+}
+
+/// One transfer of a pipeline. Several of its chunks are worked on at a time; what they share is
+/// behind the mutex. Whoever works on the transfer, or waits for a chunk for it, has a share in it;
+/// with the last share it is concluded.
+template <backend Backend, class Pipeline>
+struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
+  transfer_state(Backend b, Pipeline& p, const transfer_options& o)
+      : ticket_state<Backend>(b), pipeline(&p) {
+    this->units.reserve(static_cast<std::size_t>(o.max_units));
+    targets.reserve(static_cast<std::size_t>(o.max_units));
+    order.reserve(static_cast<std::size_t>(o.max_units));
+    leases.reserve(static_cast<std::size_t>(o.max_rows));
+    this->chunk_ready = [](staging_waiter<Backend>& self, staging_chunk<Backend>& c) noexcept {
+      auto& s = static_cast<transfer_state&>(self);
+      s.pipeline->with_chunk(s, c);
+    };
+  }
+
+  [[nodiscard]] unit_move& at(std::size_t position) noexcept {
+    return this->units[static_cast<std::size_t>(order[position])];
+  }
+  /// There are units that no chunk has, and they are still wanted. Under the mutex.
+  [[nodiscard]] bool has_more() const noexcept {
+    return next < order.size() && !this->error && !this->cancel.load(std::memory_order_acquire);
+  }
+  void reset() noexcept {
+    step = nullptr;
+    this->units.clear();
+    targets.clear();
+    order.clear();
+    next = 0;
+    chunks = 0;
+    shares = 0;
+    is_waiting = false;
+    behind_readers = false;
+    this->error = nullptr;
+    this->report = {};
+    this->cancel.store(false, std::memory_order_relaxed);
+    this->incomplete.store(false, std::memory_order_relaxed);
+  }
+
+  Pipeline* pipeline;
+  std::int32_t layer = 0;
+  step_record* step = nullptr;
+  std::vector<typename Pipeline::lease> leases;
+  std::vector<unit_target> targets;  ///< recall: what the host names, until the first task ran
+  std::vector<std::int32_t> order;   ///< the units to move; filled before the first chunk
+  std::mutex mutex;                  ///< guards what follows, and `error` until the end
+  std::size_t next = 0;              ///< position in `order` of the first that no chunk has
+  std::int64_t chunks = 0;           ///< dealt out
+  std::int32_t shares = 0;
+  bool is_waiting = false;      ///< for a chunk
+  bool behind_readers = false;  ///< the stream on the pages waits for the engine's; its mutex
+};
+
+/// Units [first, first + count) of a transfer's order, in a staging chunk. Workers take its parts,
+/// and the one that ends the last part enqueues the chunk.
+template <backend Backend, class Pipeline>
+struct chunk_job {
+  transfer_state<Backend, Pipeline>* owner = nullptr;
+  staging_chunk<Backend>* at = nullptr;
+  std::size_t first = 0;
+  std::size_t count = 0;
+  std::size_t part_units = 0;
+  std::atomic<std::size_t> next_part{0};
+  std::atomic<std::size_t> parts_left{0};
+  std::atomic<bool> is_dropped{false};  ///< no worker could be had for a part
+
+  [[nodiscard]] std::size_t parts() const noexcept { return (count + part_units - 1) / part_units; }
+};
+
+}  // namespace pulseinfer::detail

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What a transfer engine is told: which way units go, and how much memory, how many chunks and
+/// transfers there are at a time.
+#pragma once
+
+#include <cstdint>
+
+#include "pulseinfer/error.hpp"
+#include "pulseinfer/geometry.hpp"
+#include "pulseinfer/layout.hpp"
+
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
+
+/// How a recall moves its units.
+enum class transfer_way : std::uint8_t {
+  staged,     ///< gather, one DMA a chunk, scatter
+  direct,     ///< one copy for each run of bytes that are adjacent on both sides
+  batched,    ///< the same runs, in one batched copy call a chunk
+  pull,       ///< a kernel reads them out of the store's mapped memory
+  per_block,  ///< one copy for each strip of each unit: what the others are measured against
+};
+
+/// One unit that the host names: block `block` of sequence `sequences[row]`, and its page.
+struct unit_target {
+  std::int32_t row = 0;
+  std::int32_t block = 0;
+  std::int32_t page = 0;
+};
+
+/// Sizes and limits of a transfer engine.
+///
+/// Chunks of a transfer start small, so that the link starts early, double up to `chunk_bytes`, and
+/// get small again at its end, so that little is left to do behind the last DMA.
+struct transfer_options {
+  std::int64_t staging_bytes = 64 << 20;       ///< a direction: pinned, and as much on the device
+  std::int64_t chunk_bytes = 4 << 20;          ///< one DMA at most; at least a unit
+  std::int64_t first_chunk_bytes = 256 << 10;  ///< one DMA at least; at least a unit is moved
+  std::int64_t part_bytes = 64 << 10;  ///< of a chunk, what one worker gathers; at least a unit
+  /// Chunks of a direction that are gathered or on the link at a time. More keep more workers busy,
+  /// with fewer a small transfer passes a long one sooner.
+  std::int32_t chunks_in_flight = 8;
+  std::int32_t transfers_in_flight = 16;  ///< a direction
+  std::int32_t max_rows = 64;             ///< rows of a transfer
+  std::int64_t max_units = 16384;         ///< units of a transfer
+  int max_ctas = 0;  ///< what gather, scatter and pull kernels may take of the device (0: no limit)
+  transfer_way way = transfer_way::staged;
+};
+
+namespace detail {
+
+/// Throws `std::invalid_argument` naming the option and its limit.
+inline transfer_options checked_transfer_options(const kv_geometry& store, const kv_pool& pool,
+                                                 const transfer_options& o) {
+  const auto check = [](const char* name, std::int64_t value, std::int64_t least,
+                        std::int64_t most) {
+    expects(value >= least && value <= most, "transfer_engine: ", name, " is ", value,
+            ", expected ", least, " to ", most);
+  };
+  expects(pool.geometry() == store,
+          "transfer_engine: pool and store have different geometries (units of ",
+          pool.layout().unit_bytes(), " and ", store.unit_bytes(), " bytes)");
+  check("chunk_bytes", o.chunk_bytes, store.unit_bytes(), std::int64_t{1} << 38);
+  check("staging_bytes", o.staging_bytes, 2 * o.chunk_bytes, std::int64_t{1} << 40);
+  check("first_chunk_bytes", o.first_chunk_bytes, 1, std::int64_t{1} << 38);
+  check("part_bytes", o.part_bytes, 1, std::int64_t{1} << 38);
+  check("chunks_in_flight", o.chunks_in_flight, 1, 4096);
+  check("transfers_in_flight", o.transfers_in_flight, 1, 4096);
+  check("max_rows", o.max_rows, 1, max_extent);
+  check("max_units", o.max_units, 1, 1 << 24);
+  check("max_ctas", o.max_ctas, 0, 1 << 20);
+  expects(o.way <= transfer_way::per_block, "transfer_engine: way is ", static_cast<int>(o.way),
+          ", expected one of transfer_way");
+  return o;
+}
+
+}  // namespace detail
+}  // namespace pulseinfer

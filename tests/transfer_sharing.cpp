@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// How transfers share the link and the workers: by the simulated machine's clock, to the nanosecond.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "pulseinfer/transfer.hpp"
+#include "support/offload_rig.hpp"
+
+namespace {
+
+using backend = pulseinfer::simulated_backend;
+using rig = test::offload_rig<backend>;
+
+constexpr std::uint64_t unit_ns = 1280;  // 128 bytes
+/// Of a chunk with so many units: its head, the page ids, is 256 bytes.
+constexpr std::uint64_t chunk_ns(std::uint64_t units) {
+  return (units + 2) * unit_ns;
+}
+
+/// A link that takes 10 ns a byte and is by far the slowest part.
+constexpr pulseinfer::hardware_profile slow_link{.dram_bytes_per_second = 3e9,
+                                                 .link_bytes_per_second = 1e8,
+                                                 .hbm_bytes_per_second = 10e9,
+                                                 .worker_bytes_per_second = 2e9,
+                                                 .copy_start_ns = 0,
+                                                 .copy_busy_ns = 0,
+                                                 .kernel_launch_ns = 0,
+                                                 .task_start_ns = 10,
+                                                 .workers = 2,
+                                                 .device_bytes = 10'000'000};
+
+rig::targets units_to(std::int32_t count, std::int32_t page) {
+  rig::targets units;
+  for (std::int32_t b = 0; b < count; ++b) units.push_back({0, b, page + b});
+  return units;
+}
+std::vector<std::int32_t> blocks(std::int32_t count) {
+  std::vector<std::int32_t> all;
+  for (std::int32_t b = 0; b < count; ++b) all.push_back(b);
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("sharing: a small transfer passes a long one at the next chunk") {
+  backend machine{pulseinfer::timed{slow_link}};
+  rig r(machine, {.chunk_units = 4, .staging_chunks = 8, .chunks_in_flight = 2});
+  const auto id = r.stored(1, blocks(64));
+  auto long_one = r.recall(0, id, units_to(60, 0)).value();
+  machine.sync_until([&] { return machine.now_ns() >= 20 * unit_ns; });
+  auto small_one = r.recall(0, id, units_to(1, 80)).value();
+  small_one.sync();
+  long_one.sync();
+  const auto& small = small_one.report();
+  CHECK(small.ended_ns < long_one.report().ended_ns);
+  // Two chunks of the long one are gathered or on the link, and one more may have been dealt out.
+  CHECK(small.ended_ns - small.requested_ns < 3 * chunk_ns(4) + chunk_ns(1));
+  // All in all the link was never idle for long: 1, 2, 13 times 4, 2, 1, 1, 1 units, and the small one.
+  const auto& all = long_one.report();
+  CHECK(all.ended_ns - all.requested_ns < 19 * chunk_ns(0) + 60 * unit_ns + 2 * chunk_ns(1));
+}
+
+TEST_CASE("sharing: with more chunks in flight the small one waits longer") {
+  std::uint64_t waited[2] = {};
+  for (const std::int32_t chunks : {2, 8}) {
+    backend machine{pulseinfer::timed{slow_link}};
+    rig r(machine, {.chunk_units = 4, .staging_chunks = 8, .chunks_in_flight = chunks});
+    const auto id = r.stored(1, blocks(64));
+    auto long_one = r.recall(0, id, units_to(60, 0)).value();
+    machine.sync_until([&] { return machine.now_ns() >= 20 * unit_ns; });
+    auto small_one = r.recall(0, id, units_to(1, 80)).value();
+    small_one.sync();
+    waited[chunks == 2 ? 0 : 1] = small_one.report().ended_ns - small_one.report().requested_ns;
+    long_one.sync();
+  }
+  CHECK(waited[1] > waited[0] + 8 * unit_ns);
+}
+
+TEST_CASE("sharing: equal transfers end together") {
+  backend machine{pulseinfer::timed{slow_link}};
+  rig r(machine, {.chunk_units = 2, .staging_chunks = 8, .chunks_in_flight = 4});
+  const auto id = r.stored(1, blocks(64));
+  std::vector<rig::ticket> tickets;
+  for (std::int32_t i = 0; i < 4; ++i) {
+    tickets.push_back(r.recall(0, id, units_to(20, 20 * i)).value());
+  }
+  std::uint64_t first = ~std::uint64_t{0}, last = 0;
+  for (auto& t : tickets) {
+    t.sync();
+    first = std::min(first, t.report().ended_ns);
+    last = std::max(last, t.report().ended_ns);
+  }
+  const std::uint64_t begin = tickets.front().report().requested_ns;
+  CHECK(last - begin < 4 * 11 * chunk_ns(0) + 80 * unit_ns + chunk_ns(2));  // a busy link
+  // The first one had all four chunks while it was alone, and is ahead by them.
+  CHECK(last - first <= 4 * 4 * chunk_ns(2));
+  // One after the other they would be three times this apart.
+  CHECK(last - first < (last - begin) / 2);
+}
+
+TEST_CASE("sharing: a recall goes before stores") {
+  // Workers are the slowest part: one, at 10 ns a byte.
+  pulseinfer::hardware_profile slow_worker = slow_link;
+  slow_worker.link_bytes_per_second = 1e9;
+  slow_worker.worker_bytes_per_second = 1e8;
+  slow_worker.workers = 1;
+  backend machine{pulseinfer::timed{slow_worker}};
+  rig r(machine, {.chunk_units = 1, .staging_chunks = 16, .chunks_in_flight = 16});
+  const auto id = r.stored(1, blocks(4));
+  const auto other = r.store.open_sequence().value();
+  auto out = r.offload(0, other, units_to(32, 0)).value();
+  // By now the chunks of many units wait for the worker.
+  machine.sync_until([&] { return machine.now_ns() >= 3 * unit_ns * 2; });
+  auto in = r.recall(0, id, units_to(1, 80)).value();
+  in.sync();
+  const std::uint64_t taken = in.report().ended_ns - in.report().requested_ns;
+  out.sync();
+  CHECK(in.report().ended_ns + 10 * unit_ns < out.report().ended_ns);
+  // One unit that is being dealt out already, the recall's own gather, and their small change.
+  CHECK(taken < 2 * 2 * unit_ns + 2 * unit_ns);
+}
