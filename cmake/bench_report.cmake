@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -D figures=FOLDER -D targets=FILE -D report=FILE -P bench_report.cmake
+# cmake -D figures=FOLDER -D targets=FILE [-D without_cuda=REASON] -D report=FILE -P bench_report.cmake
 # Merges the JSON objects of numbers that the benchmark programs left in FOLDER into one, adds the
 # object of `targets` (same keys; the file may be absent) under "targets", writes `report` and prints
-# a table of it.
+# a table of it. A key that has a target and no figure is null, and "not_measured" says why: for keys
+# cuda_... it is REASON.
 cmake_minimum_required(VERSION 3.24)
 
 # Rows of equal width: the key to the left, numbers to the right.
@@ -59,7 +60,7 @@ foreach(file IN LISTS files)
   file(READ "${file}" json)
   read_object("${json}" figure)
   foreach(key IN LISTS figure_keys)
-    if(key STREQUAL "targets" OR DEFINED value_${key})
+    if(key STREQUAL "targets" OR key STREQUAL "not_measured" OR DEFINED value_${key})
       message(FATAL_ERROR "${file}: the key ${key} is taken")
     endif()
     set(value_${key} "${figure_${key}}")
@@ -67,6 +68,23 @@ foreach(file IN LISTS files)
     string(APPEND merged "  \"${key}\": ${figure_${key}},\n")
   endforeach()
 endforeach()
+set(reasons "")
+set(separator "")
+foreach(key IN LISTS target_keys)
+  if(NOT DEFINED value_${key})
+    string(APPEND merged "  \"${key}\": null,\n")
+    set(reason_${key} "no benchmark reported it")
+    if(key MATCHES "^cuda_" AND without_cuda)
+      set(reason_${key} "${without_cuda}")
+    endif()
+    string(REGEX REPLACE "([\"\\])" "\\\\\\1" reason "${reason_${key}}")
+    string(APPEND reasons "${separator}    \"${key}\": \"${reason}\"")
+    set(separator ",\n")
+  endif()
+endforeach()
+if(reasons)
+  string(APPEND merged "  \"not_measured\": {\n${reasons}\n  },\n")
+endif()
 string(STRIP "${wanted}" wanted)
 file(WRITE "${report}" "${merged}  \"targets\": ${wanted}\n}\n")
 
@@ -81,6 +99,11 @@ endforeach()
 foreach(key IN LISTS target_keys)
   if(NOT DEFINED value_${key})
     print_row("${key}" "not measured" "${target_${key}}")
+  endif()
+endforeach()
+foreach(key IN LISTS target_keys)
+  if(NOT DEFINED value_${key})
+    execute_process(COMMAND "${CMAKE_COMMAND}" -E echo "${key}: ${reason_${key}}")
   endif()
 endforeach()
 execute_process(COMMAND "${CMAKE_COMMAND}" -E echo "written to ${report}")

@@ -500,6 +500,7 @@ bench() {
   look_for_cuda
   say "CUDA is $cuda_state"
   install_tools bench
+  build_cpu_runtime
   configure PULSEINFER_BUILD_BENCHMARKS
   compile --target benchmarks
   reports=$root/build/bench
@@ -509,7 +510,15 @@ bench() {
   for program in "$build"/benchmarks/bench_*; do
     if [ ! -f "$program" ] || [ ! -x "$program" ]; then continue; fi
     name=$(basename "$program")
+    libraries=${LD_LIBRARY_PATH:-}
     case $name in
+      *_counts_cuda) # counts of calls and accesses, which only that runtime tells
+        if [ -z "$runtime_dir" ]; then
+          say "$name: skipped, the CUDA runtime for the CPU is not used here"
+          continue
+        fi
+        libraries=$runtime_dir${libraries:+:$libraries}
+        ;;
       *_cuda)
         if [ $device = no ]; then
           say "$name: skipped, there is no GPU (times of a CPU runtime say nothing)"
@@ -518,13 +527,14 @@ bench() {
         ;;
     esac
     say "$name"
-    PULSEINFER_BENCH_REPORT=$reports/figures/$name.json "$program" \
+    LD_LIBRARY_PATH=$libraries PULSEINFER_BENCH_REPORT=$reports/figures/$name.json "$program" \
       --benchmark_out="$reports/$name.json" --benchmark_out_format=json
     count=$((count + 1))
   done
   [ $count -gt 0 ] || die "there are no benchmarks"
   "$cmake" -D "figures=$reports/figures" -D "targets=$root/benchmarks/targets.json" \
-    -D "report=$reports/report.json" -P "$root/cmake/bench_report.cmake"
+    -D "without_cuda=CUDA was $cuda_state" -D "report=$reports/report.json" \
+    -P "$root/cmake/bench_report.cmake"
 }
 
 docs() {

@@ -120,6 +120,17 @@ bool holds(const lease_type& lease, sequence_id id, unit at) {
   return bytes != nullptr && read_stamp(bytes) == stamp_of(id, at);
 }
 
+/// Kernel body: the first eight bytes of blocks -1, 0, 1, ..., or none.
+struct find_blocks {
+  static constexpr std::uint64_t none = 0x6e6f6e65;
+  pulseinfer::store_view view;
+  std::uint64_t* found;
+  PULSEINFER_HD void operator()(std::int64_t, std::int64_t word) const {
+    const std::byte* const bytes = view.find(word - 1);
+    found[word] = bytes == nullptr ? none : *reinterpret_cast<const std::uint64_t*>(bytes);
+  }
+};
+
 std::vector<unit> chain(std::int32_t blocks) {
   std::vector<unit> all;
   for (std::int32_t block = 0; block < blocks; ++block) all.push_back({0, block});
@@ -172,6 +183,41 @@ TEST_CASE("fault 37: a unit is not readable before it is committed") {
   CHECK(store.has(id, {0, 1}));
   CHECK(store->reserve(id, 0, 1).outcome == reserve_outcome::exists);
   store.expect(1, 0, 0, 1, 0);
+}
+
+TEST_CASE("block store: kernels find what a lease finds") {
+  auto machine = test::make_backend();
+  checked_store store(6, 2, 8);
+  const sequence_id id = store.open(), other = store.open();
+  for (const std::int32_t block : {0, 3, 7}) store.put(id, {1, block});
+  store.put(other, {1, 2});
+  store.put(id, {0, 1});
+  const lease_type lease = store->acquire(id, 1);
+  const pulseinfer::store_view view = lease.device_view();
+  const host_slot writing = store.reserve(id, {1, 4});
+  auto stream = machine.make_stream(pulseinfer::stream_priority::normal);
+  pulseinfer::pinned_buffer<std::uint64_t, test::backend> found(machine, 11);
+  const auto check = [&] {
+    machine.for_each({1, 11}, {}, 0, find_blocks{view, found.device_data()}, stream);
+    machine.sync(stream);
+    for (std::int32_t block = -1; block < 10; ++block) {
+      CAPTURE(block);
+      std::uint64_t expected = find_blocks::none;
+      const std::byte* const bytes = lease.find(block);
+      if (bytes != nullptr) std::memcpy(&expected, bytes, sizeof expected);
+      CHECK(found[static_cast<std::size_t>(block + 1)] == expected);
+    }
+  };
+  check();
+  CHECK(found[5] == find_blocks::none);
+  store->commit(writing);  // the view is older
+  check();
+  CHECK(found[5] != find_blocks::none);
+  CHECK(found[1] != find_blocks::none);
+  machine.for_each({1, 11}, {}, 0, find_blocks{lease_type{}.device_view(), found.device_data()},
+                   stream);
+  machine.sync(stream);
+  for (std::size_t i = 0; i < 11; ++i) CHECK(found[i] == find_blocks::none);
 }
 
 TEST_CASE("block store: an aborted unit stays absent and can be written anew") {

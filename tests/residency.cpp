@@ -30,6 +30,7 @@ struct tables {
         blocks_each(blocks),
         block_in(requests * slots, -1),
         last_use(requests * slots, 0),
+        last_step(requests, 0),
         slot_of(requests * blocks, -1),
         page_in(requests * slots),
         lent(lent_slots) {
@@ -41,6 +42,7 @@ struct tables {
   pulseinfer::detail::residency_tables view() {
     return {.block_in = block_in.data(),
             .last_use = last_use.data(),
+            .last_step = last_step.data(),
             .slot_of = slot_of.data(),
             .page_in = page_in.data(),
             .lent = lent.data(),
@@ -75,6 +77,7 @@ struct tables {
   std::size_t blocks_each;
   std::vector<std::int32_t> block_in;
   std::vector<std::int64_t> last_use;
+  std::vector<std::int64_t> last_step;
   std::vector<std::int32_t> slot_of;
   std::vector<std::int32_t> page_in;
   std::vector<std::int32_t> lent;
@@ -93,13 +96,14 @@ struct step {
         miss_counts(row_count, 77),
         chosen_counts(row_count, 77) {}
   std::int64_t rows() const { return static_cast<std::int64_t>(requests.size()); }
+  /// Step `number` of every request.
   pulseinfer::detail::resolve_row body(tables& t, std::int64_t number) {
+    std::fill(t.last_step.begin(), t.last_step.end(), number - 1);
     return {.tables = t.view(),
             .requests = requests.data(),
             .ids = ids.data(),
             .counts = counts.data(),
             .k = static_cast<std::int64_t>(k),
-            .step = number,
             .pages = pages.data(),
             .victims = victims.data(),
             .misses = misses.data(),

@@ -4,10 +4,10 @@
 /// a policy's order.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -15,6 +15,7 @@
 
 #include "pulseinfer/buffer.hpp"
 #include "pulseinfer/concepts.hpp"
+#include "pulseinfer/config.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/eviction.hpp"
 #include "pulseinfer/geometry.hpp"
@@ -65,6 +66,41 @@ struct store_counts {
   friend bool operator==(const store_counts&, const store_counts&) = default;
 };
 
+namespace detail {
+
+/// A word of mapped memory that another thread, or the host, may write meanwhile: what was written
+/// before it can be read after it, on a device by the kernels behind this one.
+PULSEINFER_HD inline std::int32_t load_mapped(const std::int32_t* word) {
+#if defined(__CUDA_ARCH__)
+  return *static_cast<const volatile std::int32_t*>(word);
+#else
+  return std::atomic_ref<std::int32_t>(*const_cast<std::int32_t*>(word))
+      .load(std::memory_order_acquire);
+#endif
+}
+
+}  // namespace detail
+
+/// The units of a sequence and layer, as kernels find them in the store: what a lease finds on the
+/// host. Its addresses are those that the device knows. An empty one finds nothing.
+///
+/// @par Life  of the lease that gave it
+struct store_view {
+  const std::int32_t* slots =
+      nullptr;  ///< [blocks] slot of a block, negative where it is not stored
+  const std::byte* payload = nullptr;  ///< [slots, unit_bytes]
+  std::int64_t unit_bytes = 0;
+  std::int64_t blocks = 0;
+
+  /// The bytes of a block, or null where the store has none. Read in a kernel, they may be followed
+  /// in the same or a later one.
+  [[nodiscard]] PULSEINFER_HD const std::byte* find(std::int64_t block) const {
+    if (slots == nullptr || block < 0 || block >= blocks) return nullptr;
+    const std::int32_t slot = detail::load_mapped(slots + block);
+    return slot < 0 ? nullptr : payload + slot * unit_bytes;
+  }
+};
+
 /// Sizes of a store. All of it is allocated by the constructor.
 struct block_store_options {
   std::int64_t capacity_bytes = 0;  ///< payload; rounded down to whole units, at least one
@@ -72,7 +108,8 @@ struct block_store_options {
   std::int32_t max_blocks = 8192;  ///< blocks a sequence; 8,192 of 16 tokens are 131,072 tokens
 };
 
-/// Fixed-capacity store of units in pinned host memory.
+/// Fixed-capacity store of units in pinned host memory; so is its table of them, [sequences, layers,
+/// blocks] of 4 bytes, for kernels that find units themselves.
 ///
 /// A unit is named by (sequence, layer, block). Its bytes are the strips of a page, joined (see
 /// layout.hpp). Writing is reserve - fill - commit, or abort; a unit can be read only once it is
@@ -118,36 +155,44 @@ class block_store {
     /// lives.
     [[nodiscard]] const std::byte* find(std::int32_t block) const noexcept {
       if (store_ == nullptr || block < 0 || block >= store_->options_.max_blocks) return nullptr;
-      const std::int32_t slot = table_[block].load(std::memory_order_acquire);
+      const std::int32_t slot = detail::load_mapped(table_ + block);
       return slot < 0 ? nullptr : store_->address(slot);
+    }
+    /// The same for kernels; also units that are committed later are found.
+    [[nodiscard]] store_view device_view() const noexcept {
+      if (store_ == nullptr) return {};
+      return {.slots = store_->device_table_ + (table_ - store_->table_.data()),
+              .payload = store_->device_payload_,
+              .unit_bytes = store_->unit_bytes_,
+              .blocks = store_->options_.max_blocks};
     }
     [[nodiscard]] explicit operator bool() const noexcept { return store_ != nullptr; }
 
    private:
     friend class block_store;
-    lease(block_store* store, std::int32_t sequence, const std::atomic<std::int32_t>* table)
+    lease(block_store* store, std::int32_t sequence, const std::int32_t* table)
         : store_(store), sequence_(sequence), table_(table) {}
 
     block_store* store_ = nullptr;
     std::int32_t sequence_ = -1;
-    const std::atomic<std::int32_t>* table_ = nullptr;
+    const std::int32_t* table_ = nullptr;
   };
 
   /// @throws std::invalid_argument  on a bad geometry, a capacity below one unit, or counts below 1
-  /// @throws out_of_memory          when the payload cannot be had
+  /// @throws out_of_memory          when payload or table cannot be had
   block_store(Backend backend, const kv_geometry& geometry, const block_store_options& options)
       : geometry_(checked(geometry)),
         options_(checked_options(geometry, options)),
         unit_bytes_(geometry.unit_bytes()),
-        payload_(std::move(backend), static_cast<std::size_t>(capacity_units() * unit_bytes_)),
+        payload_(backend, static_cast<std::size_t>(capacity_units() * unit_bytes_)),
+        table_(backend, table_index(options_.max_sequences, 0, 0)),
+        device_payload_(payload_.device_data()),
+        device_table_(table_.device_data()),
         policy_(options.max_sequences) {
     const auto sequences = static_cast<std::size_t>(options_.max_sequences);
-    const auto entries = sequences * static_cast<std::size_t>(geometry_.layers) *
-                         static_cast<std::size_t>(options_.max_blocks);
     sequences_.resize(sequences);
     tails_.assign(sequences * static_cast<std::size_t>(geometry_.layers), -1);
-    table_ = std::make_unique<std::atomic<std::int32_t>[]>(entries);
-    for (std::size_t i = 0; i < entries; ++i) table_[i].store(absent, std::memory_order_relaxed);
+    std::fill_n(table_.data(), table_.size(), absent);
     const auto capacity = static_cast<std::size_t>(capacity_units());
     owner_.assign(capacity, {});
     free_.reserve(capacity);
@@ -212,7 +257,7 @@ class block_store {
     std::lock_guard lock(mutex_);
     sequence_state& s = checked_sequence(id);
     check_unit(layer, block);
-    auto& entry = table_[table_index(id.index, layer, block)];
+    const auto entry = entry_of(id.index, layer, block);
     switch (entry.load(std::memory_order_relaxed)) {
       case absent:
         break;
@@ -266,7 +311,7 @@ class block_store {
       counts_.pinned += s.ready;
       leave_policy(id.index);
     }
-    return lease(this, id.index, &table_[table_index(id.index, layer, 0)]);
+    return lease(this, id.index, table_.data() + table_index(id.index, layer, 0));
   }
 
   /// True if the unit is committed. A snapshot: only a lease makes it last.
@@ -275,7 +320,7 @@ class block_store {
     std::lock_guard lock(mutex_);
     (void)checked_sequence(id);
     check_unit(layer, block);
-    return table_[table_index(id.index, layer, block)].load(std::memory_order_relaxed) >= 0;
+    return entry_of(id.index, layer, block).load(std::memory_order_relaxed) >= 0;
   }
 
  private:
@@ -330,6 +375,11 @@ class block_store {
             static_cast<std::size_t>(layer)) *
                static_cast<std::size_t>(options_.max_blocks) +
            static_cast<std::size_t>(block);
+  }
+  /// Readers, kernels among them, load entries without the lock.
+  [[nodiscard]] std::atomic_ref<std::int32_t> entry_of(std::int32_t sequence, std::int32_t layer,
+                                                       std::int32_t block) const noexcept {
+    return std::atomic_ref<std::int32_t>(table_[table_index(sequence, layer, block)]);
   }
   [[nodiscard]] std::int32_t& tail(std::int32_t sequence, std::int32_t layer) {
     return tails_[static_cast<std::size_t>(sequence) * static_cast<std::size_t>(geometry_.layers) +
@@ -396,7 +446,7 @@ class block_store {
     for (std::int32_t l = 0; l < geometry_.layers; ++l) {
       if (settled_tail(victim, l) >= tail(victim, layer)) layer = l;
     }
-    auto& entry = table_[table_index(victim, layer, tail(victim, layer))];
+    const auto entry = entry_of(victim, layer, tail(victim, layer));
     const std::int32_t slot = entry.exchange(absent, std::memory_order_relaxed);
     settled_tail(victim, layer);
     --counts_.evictable;
@@ -408,8 +458,7 @@ class block_store {
   /// The last ready block of a layer, -1 if none. Blocks that are being written are passed over.
   std::int32_t settled_tail(std::int32_t sequence, std::int32_t layer) {
     std::int32_t& block = tail(sequence, layer);
-    while (block >= 0 &&
-           table_[table_index(sequence, layer, block)].load(std::memory_order_relaxed) < 0) {
+    while (block >= 0 && entry_of(sequence, layer, block).load(std::memory_order_relaxed) < 0) {
       --block;
     }
     return block;
@@ -420,7 +469,7 @@ class block_store {
     slot_owner& owner = writing_owner(slot);
     const std::int32_t index = owner.sequence;
     sequence_state& s = at(index);
-    auto& entry = table_[table_index(index, owner.layer, owner.block)];
+    const auto entry = entry_of(index, owner.layer, owner.block);
     --s.writing;
     if (!s.open) {
       entry.store(absent, std::memory_order_relaxed);
@@ -462,7 +511,7 @@ class block_store {
   void free_ready_units(std::int32_t index) {
     for (std::int32_t layer = 0; layer < geometry_.layers; ++layer) {
       for (std::int32_t block = tail(index, layer); block >= 0; --block) {
-        auto& entry = table_[table_index(index, layer, block)];
+        const auto entry = entry_of(index, layer, block);
         const std::int32_t slot = entry.load(std::memory_order_relaxed);
         if (slot < 0) continue;
         entry.store(absent, std::memory_order_relaxed);
@@ -485,15 +534,17 @@ class block_store {
   block_store_options options_;
   std::int64_t unit_bytes_;
   pinned_buffer<std::byte, Backend> payload_;
+  pinned_buffer<std::int32_t, Backend> table_;  ///< [sequences, layers, blocks] slots
+  const std::byte* device_payload_;             ///< the same, as kernels see them
+  const std::int32_t* device_table_;
   mutable std::mutex mutex_;
   Policy policy_;
   store_counts counts_;
   std::vector<sequence_state> sequences_;
   std::vector<std::int32_t> free_sequences_;
   std::vector<std::int32_t> tails_;  ///< [sequences, layers] upper bound of the last ready block
-  std::unique_ptr<std::atomic<std::int32_t>[]> table_;  ///< [sequences, layers, blocks] slots
-  std::vector<slot_owner> owner_;                       ///< [capacity]
-  std::vector<std::int32_t> free_;                      ///< slots, the next one last
+  std::vector<slot_owner> owner_;    ///< [capacity]
+  std::vector<std::int32_t> free_;   ///< slots, the next one last
 };
 
 }  // namespace pulseinfer

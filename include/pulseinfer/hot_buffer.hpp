@@ -49,17 +49,25 @@ struct resolved_step {
   detail::step_record* record = nullptr;
   std::uint64_t generation = 0;
 
-  /// The step has neither ended nor been discarded, and its record is still its own.
+  /// The step has neither ended nor been discarded, and its record is still its own. A held step is
+  /// not open: it can be neither recalled nor discarded.
   [[nodiscard]] bool is_open() const noexcept {
-    return record != nullptr && record->generation == generation && !record->discarded &&
-           record->busy.load(std::memory_order_acquire);
+    return has_record() && !record->held && !record->discarded;
   }
+  /// The step is held (`hot_buffer::hold_step`), and was not dropped.
+  [[nodiscard]] bool is_held() const noexcept { return has_record() && record->held; }
 
   /// The misses of a row, in block order, with what became of each. Host memory; complete once the
-  /// recall's ticket is final, and valid as long as `pages`.
+  /// recall's ticket is final, or the stream has got past the pull; valid as long as `pages`.
   [[nodiscard]] std::span<const unit_miss> misses(std::int32_t row) const noexcept {
     return {record->misses + std::int64_t{row} * k,
             static_cast<std::size_t>(record->miss_counts[row])};
+  }
+
+ private:
+  [[nodiscard]] bool has_record() const noexcept {
+    return record != nullptr && record->generation == generation &&
+           record->busy.load(std::memory_order_acquire);
   }
 };
 
@@ -104,6 +112,7 @@ class hot_buffer {
         options_(checked_options(options)),
         block_in_(backend, layer_slots() * static_cast<std::size_t>(layers_)),
         last_use_(backend, layer_slots() * static_cast<std::size_t>(layers_)),
+        last_step_(backend, requests() * static_cast<std::size_t>(layers_)),
         slot_of_(backend, static_cast<std::size_t>(layers_) * requests() *
                               static_cast<std::size_t>(options.max_blocks)),
         page_in_(backend, layer_slots()),
@@ -132,6 +141,8 @@ class hot_buffer {
     }
     backend_.for_each({1, static_cast<std::int64_t>(lent_.size())}, {}, lent_.bytes(),
                       detail::fill_words<std::int32_t>{lent_.data(), 0, 0}, setup_);
+    backend_.for_each({1, static_cast<std::int64_t>(last_step_.size())}, {}, last_step_.bytes(),
+                      detail::fill_words<std::int64_t>{last_step_.data(), 0, 0}, setup_);
     backend_.sync(setup_);
   }
   hot_buffer(const hot_buffer&) = delete;
@@ -179,7 +190,8 @@ class hot_buffer {
   take_back_outcome try_take_back(std::int32_t request, stream_ref stream) {
     std::vector<std::int32_t>& held = lent_of(request);
     for (std::size_t i = 0; i < records(); ++i) {
-      if (!is_busy(i) || records_[i].discarded) continue;
+      // What was discarded is written no more; what is pulled is, until its last kernel is done.
+      if (!is_busy(i) || (records_[i].discarded && !records_[i].pulled)) continue;
       for (const std::int32_t other : records_[i].requests) {
         if (other == request) return take_back_outcome::in_use;
       }
@@ -209,19 +221,17 @@ class hot_buffer {
   /// @post  the step is in flight until its recall has brought every miss, or it was discarded
   /// @throws std::invalid_argument, std::out_of_range  on a batch, layer or selection that does not
   ///         fit, or a request that was lent no pages; nothing is enqueued
-  /// @throws device_error  while a step of a request has a discard that failed with its stream
+  /// @throws device_error  while a step of a request has a discard or pull that failed with its
+  ///         stream
   /// @par Cost  O(rows) and one kernel; allocates nothing
   [[nodiscard]] std::optional<resolved_step> resolve(std::int32_t layer, const batch_view& batch,
                                                      const selection& chosen, stream_ref stream) {
-    detail::expects<std::out_of_range>(layer >= 0 && layer < layers_, "resolve: layer is ", layer,
-                                       ", expected 0 to ", layers_ - 1);
+    check_layer("resolve", layer);
     detail::check_batch("resolve", batch, options_.max_rows, options_.max_requests);
     detail::expects(batch.max_tokens / block_tokens_ <= options_.max_blocks,
                     "resolve: max_tokens is ", batch.max_tokens, ", the hot buffer knows ",
                     options_.max_blocks, " blocks of ", block_tokens_);
-    detail::expects(chosen.lists == batch.rows() && chosen.k == options_.budget_blocks,
-                    "resolve: the selection is ", chosen.lists, " lists of ", chosen.k,
-                    ", expected ", batch.rows(), " of ", options_.budget_blocks);
+    check_selection("resolve", chosen, batch.rows());
     for (const std::int32_t request : batch.requests) {
       detail::expects(!lent_of(request).empty(), "resolve: request ", request,
                       " was lent no pages");
@@ -233,25 +243,108 @@ class hot_buffer {
     record->requests.assign(batch.requests.begin(), batch.requests.end());
     // Should the stream have failed, the kernel does not run, and what is discarded is nothing.
     std::fill_n(record->miss_counts, batch.rows(), 0);
-    const auto units =
-        static_cast<std::uint64_t>(batch.rows()) *
-        static_cast<std::uint64_t>(options_.budget_blocks + options_.pages_per_request);
-    backend_.for_each_row(batch.rows(), {}, units * 2 * sizeof(std::int32_t),
-                          detail::resolve_row{.tables = tables(layer),
-                                              .requests = batch.device_requests,
-                                              .ids = chosen.ids,
-                                              .counts = chosen.counts,
-                                              .k = options_.budget_blocks,
-                                              .step = ++step_,
-                                              .pages = record->pages,
-                                              .victims = record->victims,
-                                              .misses = record->device_misses,
-                                              .miss_counts = record->device_miss_counts,
-                                              .chosen_counts = record->device_chosen_counts},
-                          stream);
+    enqueue_resolve(*record, layer, batch.rows(), batch.device_requests, chosen, stream);
     record->busy.store(true, std::memory_order_release);
-    return resolved_step{record->pages, batch.rows(), options_.budget_blocks,
-                         layer,         record,       record->generation};
+    return step_of(*record, batch.rows());
+  }
+
+  /// Holds a step for a layer, so that resolving it can be captured in a graph and replayed: its
+  /// addresses stay what they are until it is dropped. It is one of the `steps_in_flight`.
+  ///
+  /// The host does not know whom a replay resolves. What it checks elsewhere is the engine's to see
+  /// to: that a request of a held step has pages, and that they are taken back only when no replay
+  /// that resolves it is under way (`try_take_back` cannot tell).
+  ///
+  /// @param rows  in [0, max_rows], the same in every replay
+  /// @return empty when `steps_in_flight` steps have neither ended nor been discarded nor dropped
+  /// @throws std::out_of_range, std::invalid_argument  on a layer or number of rows out of range
+  [[nodiscard]] std::optional<resolved_step> hold_step(std::int32_t layer, std::int32_t rows) {
+    check_layer("hold_step", layer);
+    detail::expects(rows >= 0 && rows <= options_.max_rows, "hold_step: ", rows,
+                    " rows, expected 0 to ", options_.max_rows);
+    detail::step_record* record = free_record();
+    if (record == nullptr) return std::nullopt;
+    record->layer = layer;
+    record->requests.clear();
+    record->held = true;
+    std::fill_n(record->miss_counts, rows, 0);
+    record->busy.store(true, std::memory_order_release);
+    return step_of(*record, rows);
+  }
+
+  /// Resolves the chosen units for a held step: enqueues one kernel and nothing else, and may be
+  /// captured. Each run of it resolves what the device arrays hold then, overwriting `pages` and
+  /// `misses` of the run before; the misses are pulled (pull.hpp).
+  ///
+  /// @param step             held
+  /// @param device_requests  [step.rows], device memory. A negative one is a row that is not in
+  ///                         use: it chooses nothing
+  /// @param chosen           as resolve
+  /// @param stream           as resolve
+  /// @throws std::logic_error, std::invalid_argument  if the step is not held, or the selection
+  ///         does not fit
+  void resolve_held(const resolved_step& step, const std::int32_t* device_requests,
+                    const selection& chosen, stream_ref stream) {
+    detail::expects<std::logic_error>(step.is_held(), "resolve_held: the step is not held");
+    detail::expects(device_requests != nullptr || step.rows == 0,
+                    "resolve_held: the device array of requests is null");
+    check_selection("resolve_held", chosen, step.rows);
+    enqueue_resolve(*step.record, step.layer, step.rows, device_requests, chosen, stream);
+  }
+
+  /// Gives a held step back: its graph is not replayed again.
+  /// @pre  no run of it is under way
+  /// @throws std::logic_error  if the step is not held
+  void drop_step(const resolved_step& step) {
+    detail::expects<std::logic_error>(step.is_held(), "drop_step: the step is not held");
+    step.record->held = false;
+    step.record->busy.store(false, std::memory_order_release);
+  }
+
+  /// Forgets the misses of a held step that have not been settled: for a replay that failed on its
+  /// way. Sync the stream first, on a failed one nothing is forgotten.
+  /// @param device_requests  those of that replay
+  /// @throws std::logic_error, std::invalid_argument  if the step is not held, or the array null
+  void forget_held(const resolved_step& step, const std::int32_t* device_requests,
+                   stream_ref stream) {
+    detail::expects<std::logic_error>(step.is_held(), "forget_held: the step is not held");
+    detail::expects(device_requests != nullptr || step.rows == 0,
+                    "forget_held: the device array of requests is null");
+    enqueue_forget(step, device_requests, stream);
+  }
+
+  /// Settles a step whose misses a kernel on `stream` has pulled: enqueues one kernel that says of
+  /// each miss what became of it, and forgets what the store lacked. A step of `resolve` ends once
+  /// the stream gets there; a held one goes on. See pull.hpp, which calls it.
+  ///
+  /// @param step             open and not being recalled, or held
+  /// @param device_requests  [step.rows], device memory: those that it was resolved for
+  /// @param sources          of the misses, row after row, null for those that did not come; device
+  ///                         memory
+  /// @throws std::logic_error  if the step is neither; nothing is enqueued
+  void settle_pulled(const resolved_step& step, const std::int32_t* device_requests,
+                     const std::byte* const* sources, stream_ref stream) {
+    check_pullable("settle_pulled", step);
+    backend_.for_each_row(step.rows, {}, 0,
+                          detail::settle_misses{.tables = tables(step.layer),
+                                                .requests = device_requests,
+                                                .misses = step.record->device_misses,
+                                                .miss_counts = step.record->device_miss_counts,
+                                                .sources = sources,
+                                                .pages = step.record->pages,
+                                                .k = step.k},
+                          stream);
+    if (step.record->held) return;
+    end_behind(step, stream);
+    step.record->pulled = true;
+  }
+
+  /// Throws unless the misses of a step may be pulled.
+  void check_pullable(const char* who, const resolved_step& step) const {
+    detail::expects<std::logic_error>(step.is_held() || step.is_open(), who,
+                                      ": the step was not resolved, or has ended");
+    detail::expects<std::logic_error>(!step.record->recalling.load(std::memory_order_acquire), who,
+                                      ": the step is being recalled");
   }
 
   /// Gives up a step whose recall failed, was cancelled, or never took place: units that did not
@@ -269,17 +362,9 @@ class hot_buffer {
                                       "discard: the step's recall is under way");
     detail::expects(batch.rows() == step.rows, "discard: the batch has ", batch.rows(),
                     " rows, the step ", step.rows);
-    backend_.for_each_row(step.rows, {}, 0,
-                          detail::forget_misses{.tables = tables(step.layer),
-                                                .requests = batch.device_requests,
-                                                .misses = step.record->device_misses,
-                                                .miss_counts = step.record->device_miss_counts,
-                                                .k = step.k},
-                          stream);
-    // The kernel reads the mirror: the record is free again only behind it.
-    backend_.record(discarded_[index_of(step.record)], stream);
-    step.record->discarded = true;
-    step.record->forget_failed = false;
+    enqueue_forget(step, batch.device_requests, stream);
+    end_behind(step, stream);
+    step.record->pulled = false;
   }
 
  private:
@@ -297,6 +382,62 @@ class hot_buffer {
     check("steps_in_flight", o.steps_in_flight, 1, 1024);
     return o;
   }
+  void check_layer(const char* who, std::int32_t layer) const {
+    detail::expects<std::out_of_range>(layer >= 0 && layer < layers_, who, ": layer is ", layer,
+                                       ", expected 0 to ", layers_ - 1);
+  }
+  void check_selection(const char* who, const selection& chosen, std::int32_t rows) const {
+    detail::expects(chosen.lists == rows && chosen.k == options_.budget_blocks, who,
+                    ": the selection is ", chosen.lists, " lists of ", chosen.k, ", expected ",
+                    rows, " of ", options_.budget_blocks);
+  }
+
+  [[nodiscard]] resolved_step step_of(detail::step_record& record, std::int32_t rows) const {
+    resolved_step step;
+    step.pages = record.pages;
+    step.rows = rows;
+    step.k = options_.budget_blocks;
+    step.layer = record.layer;
+    step.record = &record;
+    step.generation = record.generation;
+    return step;
+  }
+  void enqueue_resolve(detail::step_record& record, std::int32_t layer, std::int32_t rows,
+                       const std::int32_t* device_requests, const selection& chosen,
+                       stream_ref stream) {
+    const auto units =
+        static_cast<std::uint64_t>(rows) *
+        static_cast<std::uint64_t>(options_.budget_blocks + options_.pages_per_request);
+    backend_.for_each_row(rows, {}, units * 2 * sizeof(std::int32_t),
+                          detail::resolve_row{.tables = tables(layer),
+                                              .requests = device_requests,
+                                              .ids = chosen.ids,
+                                              .counts = chosen.counts,
+                                              .k = options_.budget_blocks,
+                                              .pages = record.pages,
+                                              .victims = record.victims,
+                                              .misses = record.device_misses,
+                                              .miss_counts = record.device_miss_counts,
+                                              .chosen_counts = record.device_chosen_counts},
+                          stream);
+  }
+  void enqueue_forget(const resolved_step& step, const std::int32_t* device_requests,
+                      stream_ref stream) {
+    backend_.for_each_row(step.rows, {}, 0,
+                          detail::forget_misses{.tables = tables(step.layer),
+                                                .requests = device_requests,
+                                                .misses = step.record->device_misses,
+                                                .miss_counts = step.record->device_miss_counts,
+                                                .k = step.k},
+                          stream);
+  }
+  /// The last kernel of a step reads the mirror: its record is free again only behind it.
+  void end_behind(const resolved_step& step, stream_ref stream) {
+    backend_.record(discarded_[index_of(step.record)], stream);
+    step.record->discarded = true;
+    step.record->forget_failed = false;
+  }
+
   [[nodiscard]] std::size_t requests() const noexcept {
     return static_cast<std::size_t>(options_.max_requests);
   }
@@ -320,6 +461,7 @@ class hot_buffer {
     const std::size_t slots = static_cast<std::size_t>(layer) * layer_slots();
     return {.block_in = block_in_.data() + slots,
             .last_use = last_use_.data() + slots,
+            .last_step = last_step_.data() + static_cast<std::size_t>(layer) * requests(),
             .slot_of = slot_of_.data() + static_cast<std::size_t>(layer) * requests() *
                                              static_cast<std::size_t>(options_.max_blocks),
             .page_in = page_in_.data(),
@@ -333,6 +475,7 @@ class hot_buffer {
       if (is_busy(at)) continue;
       next_record_ = (at + 1) % records();
       records_[at].discarded = false;
+      records_[at].pulled = false;
       ++records_[at].generation;
       return &records_[at];
     }
@@ -347,8 +490,8 @@ class hot_buffer {
       for (const std::int32_t request : batch.requests) {
         if (std::find(r.requests.begin(), r.requests.end(), request) == r.requests.end()) continue;
         throw device_error(detail::text_of("resolve: request ", request,
-                                           " has a step whose discard failed with its stream; "
-                                           "sync the stream, then discard the step again"));
+                                           " has a step whose discard or pull failed with its "
+                                           "stream; sync the stream, then discard the step"));
       }
     }
   }
@@ -403,19 +546,19 @@ class hot_buffer {
   std::int32_t block_tokens_;
   std::int64_t pool_pages_;
   hot_buffer_options options_;
-  device_buffer<std::int32_t, Backend> block_in_;  ///< [layers, requests, slots]
-  device_buffer<std::int64_t, Backend> last_use_;  ///< [layers, requests, slots]
-  device_buffer<std::int32_t, Backend> slot_of_;   ///< [layers, requests, max_blocks]
-  device_buffer<std::int32_t, Backend> page_in_;   ///< [requests, slots]
-  device_buffer<std::int32_t, Backend> lent_;      ///< [requests]
-  device_buffer<std::int32_t, Backend> pages_;     ///< pages, then victims, of every record
+  device_buffer<std::int32_t, Backend> block_in_;   ///< [layers, requests, slots]
+  device_buffer<std::int64_t, Backend> last_use_;   ///< [layers, requests, slots]
+  device_buffer<std::int64_t, Backend> last_step_;  ///< [layers, requests]
+  device_buffer<std::int32_t, Backend> slot_of_;    ///< [layers, requests, max_blocks]
+  device_buffer<std::int32_t, Backend> page_in_;    ///< [requests, slots]
+  device_buffer<std::int32_t, Backend> lent_;       ///< [requests]
+  device_buffer<std::int32_t, Backend> pages_;      ///< pages, then victims, of every record
   pinned_buffer<unit_miss, Backend> misses_;
   pinned_buffer<std::int32_t, Backend> counts_;
   std::unique_ptr<detail::step_record[]> records_;
   std::vector<typename Backend::event> discarded_;  ///< [records]
   std::vector<std::vector<std::int32_t>> lent_pages_;
   std::size_t next_record_ = 0;
-  std::int64_t step_ = 0;
   typename Backend::stream setup_;
 };
 

@@ -24,6 +24,7 @@
 #include "pulseinfer/page_table.hpp"
 #include "pulseinfer/pool_shape.hpp"
 #include "pulseinfer/prefix_stream.hpp"
+#include "pulseinfer/pull.hpp"
 #include "pulseinfer/residency.hpp"
 #include "pulseinfer/staging_pool.hpp"
 #include "pulseinfer/ticket.hpp"

@@ -41,7 +41,9 @@ struct step_record {
   std::int32_t* device_chosen_counts = nullptr;
   std::int32_t* pages = nullptr;    ///< [rows, k], device memory
   std::int32_t* victims = nullptr;  ///< [rows, k], device memory, scratch
-  bool discarded = false;           ///< busy only until the kernel that forgets its misses is done
+  bool held = false;                ///< for replays, until it is dropped
+  bool discarded = false;           ///< busy only until its last kernel is done
+  bool pulled = false;              ///< that kernel stands behind one that writes the pages
   bool forget_failed = false;       ///< that kernel did not run: its stream had failed
 
   [[nodiscard]] std::int32_t rows() const noexcept {
@@ -53,6 +55,7 @@ struct step_record {
 struct residency_tables {
   std::int32_t* block_in;       ///< [requests, slots] block in a slot, -1 none
   std::int64_t* last_use;       ///< [requests, slots] step of its last use, 0 never
+  std::int64_t* last_step;      ///< [requests] the number of steps that were resolved for a request
   std::int32_t* slot_of;        ///< [requests, max_blocks] slot of a block, -1 none
   const std::int32_t* page_in;  ///< [requests, slots] page of a slot
   const std::int32_t* lent;     ///< [requests] slots in use
@@ -61,13 +64,16 @@ struct residency_tables {
 };
 
 /// Row kernel: resolves one row. The result does not depend on the size of the group.
+///
+/// Nothing in it changes from step to step, not even the step's number: captured once, it can be
+/// replayed. A row whose request is negative is not in use, and chooses nothing; nor does one that
+/// was lent fewer pages than it chooses, which the host cannot check of a replay.
 struct resolve_row {
   residency_tables tables;
   const std::int32_t* requests;
   const std::int32_t* ids;     ///< [rows, k]
   const std::int32_t* counts;  ///< [rows]
   std::int64_t k;
-  std::int64_t step;      ///< counts up: 32 bits would wrap within days
   std::int32_t* pages;    ///< [rows, k]
   std::int32_t* victims;  ///< [rows, k] scratch
   unit_miss* misses;      ///< [rows, k], mapped
@@ -79,12 +85,22 @@ struct resolve_row {
   template <class Group>
   PULSEINFER_HD void operator()(std::int64_t row, Group group) const {
     const std::int64_t request = requests[row];
+    if (request < 0) {
+      choose_nothing(row, group);
+      return;
+    }
     std::int32_t* block_in = tables.block_in + request * tables.slots;
     std::int64_t* last_use = tables.last_use + request * tables.slots;
     std::int32_t* slot_of = tables.slot_of + request * tables.max_blocks;
     const std::int32_t* page_in = tables.page_in + request * tables.slots;
     const std::int64_t lent = tables.lent[request];
     const std::int64_t chosen = counts[row];
+    if (chosen > lent) {
+      choose_nothing(row, group);
+      return;
+    }
+    // Counts up for each request and layer by itself: 32 bits would wrap within days.
+    const std::int64_t step = tables.last_step[request] + 1;
     const std::int32_t* row_ids = ids + row * k;
     std::int32_t* row_pages = pages + row * k;
     std::int32_t* row_victims = victims + row * k;
@@ -108,7 +124,7 @@ struct resolve_row {
     const std::int64_t wanted = group.sum(my_misses);
 
     // Victims: the `wanted` slots used longest ago, lower slots first.
-    const std::int64_t newest = wanted == 0 ? 0 : oldest_uses(group, last_use, lent, wanted);
+    const std::int64_t newest = wanted == 0 ? 0 : oldest_uses(group, last_use, lent, wanted, step);
     const std::int64_t older = count_below(group, last_use, lent, newest);
     std::int64_t found = 0;
     std::int64_t found_newest = 0;
@@ -147,10 +163,17 @@ struct resolve_row {
     if (group.rank() == 0) {
       miss_counts[row] = static_cast<std::int32_t>(placed);
       chosen_counts[row] = static_cast<std::int32_t>(chosen);
+      tables.last_step[request] = step;  // every lane has read it, before the first sum
     }
   }
 
  private:
+  template <class Group>
+  PULSEINFER_HD void choose_nothing(std::int64_t row, const Group& group) const {
+    for (std::int64_t i = group.rank(); i < k; i += group.size()) pages[row * k + i] = -1;
+    if (group.rank() == 0) miss_counts[row] = chosen_counts[row] = 0;
+  }
+
   template <class Group>
   PULSEINFER_HD static std::int64_t count_below(const Group& group, const std::int64_t* last_use,
                                                 std::int64_t lent, std::int64_t bound) {
@@ -164,8 +187,9 @@ struct resolve_row {
   /// The smallest use such that at least `wanted` slots were used then or before. By bisection over
   /// the step number: as many passes over the slots as it has bits, whatever the group.
   template <class Group>
-  PULSEINFER_HD std::int64_t oldest_uses(const Group& group, const std::int64_t* last_use,
-                                         std::int64_t lent, std::int64_t wanted) const {
+  PULSEINFER_HD static std::int64_t oldest_uses(const Group& group, const std::int64_t* last_use,
+                                                std::int64_t lent, std::int64_t wanted,
+                                                std::int64_t step) {
     std::int64_t low = 0;
     std::int64_t high = step - 1;
     while (low < high) {
@@ -195,12 +219,57 @@ struct forget_misses {
     const std::int64_t request = requests[row];
     for (std::int64_t i = group.rank(); i < miss_counts[row]; i += group.size()) {
       const unit_miss miss = misses[row * k + i];
-      std::int32_t& block_in = tables.block_in[request * tables.slots + miss.slot];
-      if (miss.status == unit_status::moved || block_in != miss.block) continue;
-      block_in = -1;
-      tables.last_use[request * tables.slots + miss.slot] = 0;
-      tables.slot_of[request * tables.max_blocks + miss.block] = -1;
+      if (miss.status != unit_status::moved) forget(tables, request, miss);
     }
+  }
+
+  /// Where the slot has another block meanwhile it is left alone.
+  PULSEINFER_HD static void forget(const residency_tables& tables, std::int64_t request,
+                                   const unit_miss& miss) {
+    std::int32_t& block_in = tables.block_in[request * tables.slots + miss.slot];
+    if (block_in != miss.block) return;
+    block_in = -1;
+    tables.last_use[request * tables.slots + miss.slot] = 0;
+    tables.slot_of[request * tables.max_blocks + miss.block] = -1;
+  }
+};
+
+/// Row kernel, behind one that has pulled the misses: says of each what became of it. What the store
+/// lacked is forgotten, and its page is taken out of the page table, so that attention passes it
+/// over instead of reading what lies there.
+struct settle_misses {
+  residency_tables tables;
+  const std::int32_t* requests;     ///< [rows]
+  unit_miss* misses;                ///< [rows, k], mapped
+  const std::int32_t* miss_counts;  ///< [rows]
+  const std::byte* const* sources;  ///< of all misses, row after row; null where the store lacks it
+  std::int32_t* pages;              ///< [rows, k]
+  std::int64_t k;
+
+  template <class Group>
+  PULSEINFER_HD void operator()(std::int64_t row, Group group) const {
+    const std::int64_t first = misses_before(miss_counts, row, group);
+    for (std::int64_t i = group.rank(); i < miss_counts[row]; i += group.size()) {
+      unit_miss& miss = misses[row * k + i];
+      if (sources[first + i] != nullptr) {
+        miss.status = unit_status::moved;
+        continue;
+      }
+      miss.status = unit_status::missing;
+      forget_misses::forget(tables, requests[row], miss);
+      for (std::int64_t j = 0; j < k; ++j) {
+        if (pages[row * k + j] == miss.page) pages[row * k + j] = -1;
+      }
+    }
+  }
+
+  /// The misses of all rows before `row`.
+  template <class Group>
+  PULSEINFER_HD static std::int64_t misses_before(const std::int32_t* counts, std::int64_t row,
+                                                  const Group& group) {
+    std::int64_t mine = 0;
+    for (std::int64_t r = group.rank(); r < row; r += group.size()) mine += counts[r];
+    return group.sum(mine);
   }
 };
 

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// What recalls ask of a CUDA device, counted: copies for each chunk, synchronisations for each
+// recall, and the share of the touched 32-byte sectors that the scatter kernel has a use for.
+//
+// Counts, not times: they come from the CUDA runtime that runs kernels on the CPU, and are the same
+// on every machine. No other runtime tells them, so without that one the program fails. No baseline,
+// no cache state; one thread starts the recalls, the backend's two workers run them. 8 recalls of 96
+// units in chunks of 16; units of 16 tokens in FP16, keys and values, once with all of 4 heads of 64
+// channels in dense pages (strips of 8 KiB), once with one of the heads (strips of 128 bytes).
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <vector>
+
+#include "pulseinfer/backend/cuda_core.cuh"
+#include "pulseinfer/pulseinfer.hpp"
+#include "support/report.hpp"
+
+#if __has_include("ptxsim_stats.h")
+#include "ptxsim_stats.h"
+#else
+namespace ptxsim {  // compiled without that runtime: nothing can be counted
+inline bool available() {
+  return false;
+}
+}  // namespace ptxsim
+#endif
+
+namespace {
+
+using namespace pulseinfer;
+
+struct counts {
+  double copies_per_chunk = 0;
+  double syncs_per_recall = 0;
+  double sector_efficiency = 0;
+};
+
+#if __has_include("ptxsim_stats.h")
+constexpr std::int32_t units = 96;
+constexpr std::int64_t chunk_units = 16;
+constexpr int recalls = 8;
+
+/// Counts the recalls of `units` units into a pool of that shape.
+counts count(const kv_geometry& g, const block_layout& layout) {
+  cuda_backend backend;
+  device_buffer<std::byte, cuda_backend> memory(backend,
+                                                static_cast<std::size_t>(2 * layout.plane_bytes()));
+  const kv_pool pool(g, layout, {{.plane = {memory.data(), memory.data() + layout.plane_bytes()}}});
+  block_store<cuda_backend> store(
+      backend, g,
+      {.capacity_bytes = units * g.unit_bytes(), .max_sequences = 1, .max_blocks = units});
+  const sequence_id sequence = store.open_sequence().value();
+  std::vector<unit_target> targets;
+  for (std::int32_t block = 0; block < units; ++block) {
+    const reservation r = store.reserve(sequence, 0, block);
+    store.commit(r.slot);
+    targets.push_back({0, block, block * 7 % units});  // each page once
+  }
+  transfer_engine mover(backend, store, pool,
+                        {.staging_bytes = 4 * chunk_units * g.unit_bytes(),
+                         .chunk_bytes = chunk_units * g.unit_bytes(),
+                         .transfers_in_flight = 2,
+                         .max_rows = 1,
+                         .max_units = units});
+  auto stream = backend.make_stream(stream_priority::normal);
+  ptxsim::reset();
+  for (int i = 0; i < recalls; ++i) {
+    auto ticket = mover.recall_units(0, {&sequence, 1}, targets, stream).value();
+    ticket.sync_submitted();
+    if (ticket.enqueue_wait(stream) != wait_outcome::enqueued) {
+      throw std::runtime_error("a recall lost units");
+    }
+    ticket.sync();
+  }
+  const ptxsim_counters asked = ptxsim::counters();
+  const ptxsim_kernel_counters scatter = ptxsim::kernel("scatter_units");
+  const std::uint64_t syncs = asked.stream_syncs + asked.device_syncs + asked.event_syncs +
+                              asked.blocking_copies + asked.implicit_syncs;
+  // Words are loaded and stored by 16 bytes. The other loads are of page ids, by 4: one address for
+  // a whole warp, since a unit has a multiple of 32 words, and so one sector that is not the words'.
+  if (scatter.launches == 0 || layout.unit_words() % 32 != 0) {
+    throw std::runtime_error("the scatter kernel did not run, or not as this counts");
+  }
+  const double moved = 2.0 * recalls * units * static_cast<double>(g.unit_bytes());
+  const double sectors = static_cast<double>(scatter.sectors_loaded + scatter.sectors_stored -
+                                             scatter.requests_width_4);
+  return {static_cast<double>(asked.h2d_copies) / static_cast<double>(scatter.launches),
+          static_cast<double>(syncs) / recalls, moved / (32.0 * sectors)};
+}
+
+std::vector<counts> count_all() {
+  const kv_geometry dense{.layers = 1, .kv_heads = 4, .head_dim = 64};
+  const kv_geometry one_head{.layers = 1, .kv_heads = 1, .head_dim = 64};
+  return {count(dense, nhd_layout(dense, units)),
+          count(one_head, make_layout(one_head, units / 4, {.head_groups = 4}))};
+}
+#endif
+
+void recall(benchmark::State& state) {
+  if (!ptxsim::available()) {
+    throw std::runtime_error("cuda_counts: this is not the runtime that counts");
+  }
+#if __has_include("ptxsim_stats.h")
+  std::vector<counts> all;
+  for (auto _ : state) all = count_all();
+  counts worst{0, 0, 2};
+  for (const counts& c : all) {
+    worst.copies_per_chunk = std::max(worst.copies_per_chunk, c.copies_per_chunk);
+    worst.syncs_per_recall = std::max(worst.syncs_per_recall, c.syncs_per_recall);
+    worst.sector_efficiency = std::min(worst.sector_efficiency, c.sector_efficiency);
+  }
+  const auto note = [&](const char* name, double value) {
+    state.counters[name] = value;
+    pulseinfer_bench::report(name, value);
+  };
+  note("cuda_h2d_copies_per_chunk", worst.copies_per_chunk);
+  note("cuda_syncs_per_recall", worst.syncs_per_recall);
+  note("cuda_scatter_sector_efficiency", worst.sector_efficiency);
+#endif
+}
+
+BENCHMARK(recall)->Iterations(1)->Unit(benchmark::kMillisecond);
+
+}  // namespace
