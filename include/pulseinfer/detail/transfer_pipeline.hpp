@@ -23,14 +23,9 @@
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/staging_pool.hpp"
 #include "pulseinfer/ticket.hpp"
+#include "pulseinfer/transfer_cost.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
-
-/// How a recall moves its units.
-enum class transfer_way : std::uint8_t {
-  staged,     ///< gather, one DMA a chunk, scatter
-  per_block,  ///< one copy for each strip of each unit: what the staged way is measured against
-};
 
 /// One unit that the host names: block `block` of sequence `sequences[row]`, and its page.
 struct unit_target {
