@@ -10,6 +10,7 @@
 #include "pulseinfer/block_copy.hpp"
 #include "pulseinfer/block_store.hpp"
 #include "pulseinfer/buffer.hpp"
+#include "pulseinfer/calibration.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/consensus.hpp"
@@ -31,4 +32,5 @@
 #include "pulseinfer/top_k.hpp"
 #include "pulseinfer/trace.hpp"
 #include "pulseinfer/transfer.hpp"
+#include "pulseinfer/transfer_cost.hpp"
 #include "pulseinfer/version.hpp"

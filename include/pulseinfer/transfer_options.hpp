@@ -9,17 +9,9 @@
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/layout.hpp"
+#include "pulseinfer/transfer_cost.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
-
-/// How a recall moves its units.
-enum class transfer_way : std::uint8_t {
-  staged,     ///< gather, one DMA a chunk, scatter
-  direct,     ///< one copy for each run of bytes that are adjacent on both sides
-  batched,    ///< the same runs, in one batched copy call a chunk
-  pull,       ///< a kernel reads them out of the store's mapped memory
-  per_block,  ///< one copy for each strip of each unit: what the others are measured against
-};
 
 /// One unit that the host names: block `block` of sequence `sequences[row]`, and its page.
 struct unit_target {
@@ -69,7 +61,7 @@ inline transfer_options checked_transfer_options(const kv_geometry& store, const
   check("max_rows", o.max_rows, 1, max_extent);
   check("max_units", o.max_units, 1, 1 << 24);
   check("max_ctas", o.max_ctas, 0, 1 << 20);
-  expects(o.way <= transfer_way::per_block, "transfer_engine: way is ", static_cast<int>(o.way),
+  expects(o.way > transfer_way::automatic && o.way <= transfer_way::per_block, "transfer_engine: way is ", static_cast<int>(o.way),
           ", expected one of transfer_way");
   return o;
 }
