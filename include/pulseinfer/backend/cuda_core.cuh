@@ -13,6 +13,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/detail/cpu_kernels.hpp"
@@ -23,10 +24,11 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
-/// Which device, and how many workers.
+/// Which device, how many workers, and where they run.
 struct cuda_options {
-  int device = -1;  ///< ordinal; -1: the device that is current in the calling thread
-  int workers = 2;  ///< threads for host tasks, 1 to 1024
+  int device = -1;             ///< ordinal; -1: the device that is current in the calling thread
+  int workers = 2;             ///< threads for host tasks, 1 to 1024
+  std::vector<int> cpus = {};  ///< on which the workers may run, see numa.hpp; empty: on any
 };
 
 namespace detail {
@@ -128,9 +130,11 @@ class cuda_backend {
     cudaEvent_t handle_ = nullptr;
   };
 
-  /// @throws cuda_error  without a device, or with an ordinal that the machine does not have
+  /// @throws cuda_error             without a device, or with an ordinal that the machine does not
+  ///                                have
+  /// @throws std::invalid_argument  naming the count of workers, or a CPU that cannot be used
   explicit cuda_backend(const cuda_options& options = {})
-      : state_(std::make_shared<state>(find_device(options.device), options.workers)) {}
+      : state_(std::make_shared<state>(find_device(options.device), options)) {}
 
   [[nodiscard]] int device() const noexcept { return state_->device; }
   [[nodiscard]] std::string device_name() const { return state_->name; }
@@ -294,10 +298,10 @@ class cuda_backend {
 
  private:
   struct state {
-    state(int device_ordinal, int threads)
+    state(int device_ordinal, const cuda_options& options)
         : device(device_ordinal),
           streams(std::make_shared<detail::cuda_streams>()),
-          workers(threads, poller{device_ordinal}) {
+          workers(options.workers, poller{device_ordinal}, options.cpus) {
       const detail::cuda_device_scope scope(device);
       cudaDeviceProp properties{};
       detail::check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
