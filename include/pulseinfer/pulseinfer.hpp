@@ -22,6 +22,7 @@
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/hot_buffer.hpp"
 #include "pulseinfer/layout.hpp"
+#include "pulseinfer/numa.hpp"
 #include "pulseinfer/page_table.hpp"
 #include "pulseinfer/pool_shape.hpp"
 #include "pulseinfer/prefix_stream.hpp"
