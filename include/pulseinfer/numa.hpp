@@ -68,7 +68,8 @@ namespace detail {
     while (last + 1 < cpus.size() && cpus[last + 1] == cpus[last] + 1) ++last;
     if (!text.empty()) text += ',';
     text += std::to_string(cpus[i]);
-    if (last > i) text += "-" + std::to_string(cpus[last]);
+    if (last > i) text += '-';  // (not "-" + ...: GCC 12 warns of its own header there)
+    if (last > i) text += std::to_string(cpus[last]);
     i = last;
   }
   return text.empty() ? "none" : text;

@@ -22,6 +22,7 @@
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/hot_buffer.hpp"
 #include "pulseinfer/layout.hpp"
+#include "pulseinfer/machine_calibration.hpp"
 #include "pulseinfer/numa.hpp"
 #include "pulseinfer/page_table.hpp"
 #include "pulseinfer/pool_shape.hpp"
@@ -34,4 +35,5 @@
 #include "pulseinfer/trace.hpp"
 #include "pulseinfer/transfer.hpp"
 #include "pulseinfer/transfer_cost.hpp"
+#include "pulseinfer/transfer_options.hpp"
 #include "pulseinfer/version.hpp"

@@ -36,6 +36,7 @@ class offload_pipeline
 
  private:
   static constexpr stream_priority urgency = stream_priority::normal;  // recalls go first
+  static constexpr transfer_way way_ = transfer_way::staged;
 
   void begin(state& s) {
     s.report.started_ns = this->backend_.now_ns();
@@ -43,8 +44,8 @@ class offload_pipeline
     s.outstanding.store(1, std::memory_order_relaxed);
   }
 
-  [[nodiscard]] bool takes_parts() const noexcept { return false; }
-  [[nodiscard]] std::uint64_t host_bytes(std::size_t) const noexcept { return 0; }
+  [[nodiscard]] bool takes_parts(const state&) const noexcept { return false; }
+  [[nodiscard]] std::uint64_t host_bytes(const state&, std::size_t) const noexcept { return 0; }
 
   void prepare(job& j, std::size_t begin, std::size_t count) noexcept {
     auto* const pages = reinterpret_cast<std::int32_t*>(j.at->host + this->shape_.list_bytes);
