@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// Everything that compiles without a CUDA compiler. `pulseinfer/backend/cuda.cuh` adds the CUDA
-/// backend.
+/// backend, `pulseinfer/xxh3.hpp` a checksum by xxHash.
 #pragma once
 
 #include "pulseinfer/backend/host.hpp"
@@ -21,12 +21,14 @@
 #include "pulseinfer/eviction.hpp"
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/hot_buffer.hpp"
+#include "pulseinfer/integrity.hpp"
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/page_table.hpp"
 #include "pulseinfer/pool_shape.hpp"
 #include "pulseinfer/prefix_stream.hpp"
 #include "pulseinfer/residency.hpp"
 #include "pulseinfer/staging_pool.hpp"
+#include "pulseinfer/store_types.hpp"
 #include "pulseinfer/ticket.hpp"
 #include "pulseinfer/top_k.hpp"
 #include "pulseinfer/trace.hpp"
