@@ -774,3 +774,278 @@ TEST_CASE("block store: readers see whole units while a writer evicts") {
     CHECK(c.free + c.evictable == c.capacity);
   }
 }
+
+// --- Integrity ------------------------------------------------------------------------------------
+
+namespace {
+
+/// Every byte, plainly; block_store does not care which hash it is.
+std::uint64_t plain_checksum(const std::byte* bytes, std::size_t count,
+                             std::uint64_t seed) noexcept {
+  for (std::size_t i = 0; i < count; ++i) {
+    seed = pulseinfer::detail::mixed(seed, std::to_integer<std::uint64_t>(bytes[i]));
+  }
+  return seed;
+}
+
+constexpr pulseinfer::kv_geometry large_geometry{
+    .layers = 2, .kv_heads = 2, .head_dim = 32, .block_tokens = 16};
+constexpr std::int64_t large_bytes = large_geometry.unit_bytes();
+
+/// A store of units of 4 KiB with tags, and what was written into it.
+struct tagged_store {
+  explicit tagged_store(pulseinfer::integrity kind, std::int64_t units = 8)
+      : store(test::make_backend(), large_geometry,
+              {.capacity_bytes = units * large_bytes,
+               .max_sequences = 4,
+               .max_blocks = 8,
+               .integrity = kind,
+               .checksum = plain_checksum}) {}
+
+  sequence_id open() { return store.open_sequence().value(); }
+  std::byte* put(sequence_id id, std::int32_t layer, std::int32_t block, std::uint64_t content) {
+    const auto got = store.reserve(id, layer, block);
+    REQUIRE(got.outcome == reserve_outcome::reserved);
+    std::byte* const bytes = store.writable(got.slot);
+    pulseinfer::detail::random_source random(content);
+    for (std::int64_t i = 0; i < large_bytes; ++i) bytes[i] = static_cast<std::byte>(random.next());
+    store.commit(got.slot);
+    return bytes;
+  }
+  /// free, pinned, evictable, quarantined; nothing is being written.
+  void expect(std::int64_t free, std::int64_t pinned, std::int64_t evictable,
+              std::int64_t quarantined) {
+    const store_counts c = store.counts();
+    CHECK(c.free == free);
+    CHECK(c.pinned == pinned);
+    CHECK(c.evictable == evictable);
+    CHECK(c.quarantined == quarantined);
+    CHECK(c.free + c.writing + c.evictable + c.pinned + c.quarantined == c.capacity);
+  }
+
+  store_type store;
+};
+
+std::vector<std::byte> copy_of(const std::byte* bytes) {
+  return {bytes, bytes + large_bytes};
+}
+
+}  // namespace
+
+TEST_CASE("block_store: gathered bytes match their unit wherever they lie, and no other unit") {
+  for (const auto kind : {pulseinfer::integrity::canary, pulseinfer::integrity::checksum}) {
+    tagged_store s(kind);
+    const sequence_id a = s.open();
+    const sequence_id b = s.open();
+    // Equal bytes: it is the unit's name that tells them apart.
+    (void)s.put(a, 0, 0, 1);
+    (void)s.put(a, 0, 1, 1);
+    (void)s.put(a, 1, 0, 1);
+    (void)s.put(b, 0, 0, 1);
+    (void)s.put(b, 0, 1, 2);
+    const auto of_a = s.store.acquire(a, 0);
+    const auto of_b = s.store.acquire(b, 0);
+    const std::vector<std::byte> gathered = copy_of(of_a.find(0));
+    CHECK(of_a.matches(0, gathered.data()));
+    CHECK(of_a.matches(0, of_a.find(0)));
+    CHECK(of_b.matches(1, of_b.find(1)));
+    CHECK(!of_b.matches(1, gathered.data()));  // a crossed unit
+    CHECK(!of_a.matches(0, of_b.find(1)));
+    CHECK(!of_a.matches(2, gathered.data()));  // not stored
+    CHECK(!of_a.matches(-1, gathered.data()));
+    CHECK(!of_a.matches(99, gathered.data()));
+  }
+}
+
+TEST_CASE("block_store: a slot that another unit's writer overwrote is found, equal or not") {
+  for (const auto kind : {pulseinfer::integrity::canary, pulseinfer::integrity::checksum}) {
+    tagged_store s(kind);
+    const sequence_id id = s.open();
+    std::byte* const first = s.put(id, 0, 0, 1);
+    const std::byte* const second = s.put(id, 0, 1, 2);
+    std::memcpy(first, second, static_cast<std::size_t>(large_bytes));
+    auto lease = s.store.acquire(id, 0);
+    CHECK(!lease.matches(0, lease.find(0)));
+    CHECK(lease.matches(1, lease.find(1)));
+    CHECK(lease.drop_if_corrupt(0));
+    CHECK(!lease.drop_if_corrupt(1));
+  }
+}
+
+TEST_CASE("block_store: a flipped bit is found by the checksum, and by the canary where it looks") {
+  for (const bool looked_at : {true, false}) {
+    const std::int64_t at = looked_at ? large_bytes - 1 : 100;
+    for (const auto kind : {pulseinfer::integrity::none, pulseinfer::integrity::canary,
+                            pulseinfer::integrity::checksum}) {
+      tagged_store s(kind);
+      const sequence_id id = s.open();
+      std::byte* const bytes = s.put(id, 1, 3, 1);
+      auto lease = s.store.acquire(id, 1);
+      CHECK(lease.matches(3, lease.find(3)));
+      bytes[at] ^= std::byte{4};
+      const bool found = kind == pulseinfer::integrity::checksum ||
+                         (kind == pulseinfer::integrity::canary && looked_at);
+      CHECK(lease.matches(3, lease.find(3)) == !found);
+      CHECK(lease.drop_if_corrupt(3) == found);
+      CHECK((lease.find(3) == nullptr) == found);
+    }
+  }
+}
+
+TEST_CASE("block_store: a corrupt unit is absent at once, and its slot free after the last lease") {
+  tagged_store s(pulseinfer::integrity::checksum, 4);
+  const sequence_id id = s.open();
+  std::byte* const bytes = s.put(id, 0, 0, 1);
+  (void)s.put(id, 0, 1, 2);
+  s.expect(2, 0, 2, 0);
+  {
+    auto other = s.store.acquire(id, 0);
+    auto lease = s.store.acquire(id, 0);
+    const std::byte* const seen = other.find(0);
+    bytes[9] ^= std::byte{1};
+    CHECK(lease.drop_if_corrupt(0));
+    s.expect(2, 1, 0, 1);
+    CHECK(lease.find(0) == nullptr);
+    CHECK(other.find(0) == nullptr);
+    CHECK(!s.store.contains(id, 0, 0));
+    CHECK(!lease.drop_if_corrupt(0));          // once
+    CHECK(std::memcmp(seen, bytes, 16) == 0);  // still there for who reads it
+
+    // It can be written anew beside the old one, and that one is well.
+    const std::byte* const anew = s.put(id, 0, 0, 1);
+    CHECK(anew != bytes);
+    s.expect(1, 2, 0, 1);
+    CHECK(lease.find(0) == anew);
+    CHECK(lease.matches(0, anew));
+    CHECK(!lease.matches(0, seen));    // one who gathered before
+    CHECK(!other.drop_if_corrupt(0));  // does not take the new one out
+    CHECK(lease.find(0) == anew);
+    lease.release();
+    s.expect(1, 2, 0, 1);
+  }
+  s.expect(2, 0, 2, 0);
+  CHECK(s.store.close_sequence(id) == close_outcome::closed);
+  s.expect(4, 0, 0, 0);
+}
+
+TEST_CASE("block_store: a corrupt unit of a closed sequence is freed with the others") {
+  tagged_store s(pulseinfer::integrity::checksum, 4);
+  const sequence_id id = s.open();
+  std::byte* const bytes = s.put(id, 0, 0, 1);
+  (void)s.put(id, 1, 1, 2);
+  {
+    auto lease = s.store.acquire(id, 0);
+    CHECK(s.store.close_sequence(id) == close_outcome::deferred);
+    s.expect(2, 0, 0, 2);
+    CHECK(lease.matches(0, lease.find(0)));  // the generation is that of the lease
+    bytes[0] ^= std::byte{1};
+    CHECK(!lease.matches(0, lease.find(0)));
+    CHECK(lease.drop_if_corrupt(0));
+    s.expect(2, 0, 0, 2);
+  }
+  s.expect(4, 0, 0, 0);
+  // The index comes back with another generation, and nothing of the unit is left.
+  for (int i = 0; i < 4; ++i) {
+    const sequence_id next = s.open();
+    CHECK(!s.store.contains(next, 0, 0));
+  }
+}
+
+TEST_CASE("block_store: the only unit of a sequence may be the corrupt one") {
+  tagged_store s(pulseinfer::integrity::canary, 1);
+  const sequence_id id = s.open();
+  const sequence_id other = s.open();
+  std::byte* const bytes = s.put(id, 0, 0, 1);
+  {
+    auto lease = s.store.acquire(id, 0);
+    bytes[0] ^= std::byte{1};
+    CHECK(lease.drop_if_corrupt(0));
+    s.expect(0, 0, 0, 1);
+    CHECK(s.store.reserve(other, 0, 0).outcome == reserve_outcome::full);
+  }
+  s.expect(1, 0, 0, 0);
+  (void)s.put(other, 0, 0, 2);
+  s.expect(0, 0, 1, 0);
+}
+
+TEST_CASE("block_store: slots are tagged anew when they are used again") {
+  tagged_store s(pulseinfer::integrity::checksum, 1);
+  for (std::uint64_t round = 0; round < 5; ++round) {
+    const sequence_id id = s.open();
+    (void)s.put(id, 0, 0, round);
+    {
+      const auto lease = s.store.acquire(id, 0);
+      CHECK(lease.matches(0, lease.find(0)));
+    }
+    CHECK(s.store.close_sequence(id) == close_outcome::closed);
+  }
+}
+
+TEST_CASE("block_store: with tags too, a second commit and one after abort are errors") {
+  tagged_store s(pulseinfer::integrity::checksum);
+  const sequence_id id = s.open();
+  const auto first = s.store.reserve(id, 0, 0);
+  s.store.commit(first.slot);
+  CHECK_THROWS_AS(s.store.commit(first.slot), std::logic_error);
+  const auto second = s.store.reserve(id, 0, 1);
+  s.store.abort(second.slot);
+  CHECK_THROWS_AS(s.store.commit(second.slot), std::logic_error);
+  CHECK_THROWS_AS(s.store.commit(host_slot::none), std::logic_error);
+  // Closed meanwhile: the slot is free, whatever is in it.
+  const auto third = s.store.reserve(id, 0, 2);
+  CHECK(s.store.close_sequence(id) == close_outcome::deferred);
+  s.store.commit(third.slot);
+  s.expect(8, 0, 0, 0);
+}
+
+TEST_CASE("block_store: without integrity everything matches, and nothing is read") {
+  tagged_store s(pulseinfer::integrity::none);
+  const sequence_id id = s.open();
+  (void)s.put(id, 0, 0, 1);
+  auto lease = s.store.acquire(id, 0);
+  CHECK(lease.matches(0, nullptr));
+  CHECK(!lease.drop_if_corrupt(0));
+  const lease_type none;
+  CHECK(none.matches(0, nullptr));
+  CHECK(store_type::lease{}.drop_if_corrupt(0) == false);
+}
+
+TEST_CASE("block_store: a checksum needs a hash") {
+  CHECK_THROWS_AS(store_type(test::make_backend(), geometry,
+                             {.capacity_bytes = 640, .integrity = pulseinfer::integrity::checksum}),
+                  std::invalid_argument);
+  CHECK_THROWS_AS(
+      store_type(test::make_backend(), geometry,
+                 {.capacity_bytes = 640, .integrity = static_cast<pulseinfer::integrity>(9)}),
+      std::invalid_argument);
+}
+
+TEST_CASE("block_store: units are checked and dropped beside writers and readers") {
+  tagged_store s(pulseinfer::integrity::checksum, 16);
+  const sequence_id id = s.open();
+  std::atomic<int> dropped{0};
+  for (std::int32_t block = 0; block < 4; ++block) {
+    s.put(id, 0, block, 1)[block] ^= static_cast<std::byte>(block % 2);  // odd ones are damaged
+  }
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&, t] {
+      for (int round = 0; round < 50; ++round) {
+        if (t == 0) {
+          const auto got = s.store.reserve(id, 1, round % 8);
+          if (got.outcome == reserve_outcome::reserved) s.store.commit(got.slot);
+          continue;
+        }
+        auto lease = s.store.acquire(id, 0);
+        for (std::int32_t block = 0; block < 4; ++block) {
+          const std::byte* const bytes = lease.find(block);
+          if (bytes == nullptr || lease.matches(block, bytes)) continue;
+          if (lease.drop_if_corrupt(block)) ++dropped;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(dropped == 2);
+  s.expect(16 - 2 - 8, 0, 2 + 8, 0);
+}

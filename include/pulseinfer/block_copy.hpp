@@ -26,6 +26,7 @@ enum class unit_status : std::int32_t {
   refused,        ///< offload: the store is full
   failed,         ///< a copy or kernel failed
   cancelled,      ///< the transfer was cancelled before it got to the unit
+  corrupt,        ///< recall: its bytes are not those that were stored, see integrity.hpp
 };
 
 /// The largest grain of a device copy: one load and one store of 16 bytes.

@@ -19,52 +19,10 @@
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/eviction.hpp"
 #include "pulseinfer/geometry.hpp"
+#include "pulseinfer/integrity.hpp"
+#include "pulseinfer/store_types.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
-
-/// A sequence of a store. The generation makes a handle that outlived its sequence an error, never
-/// another's bytes.
-struct sequence_id {
-  std::int32_t index = -1;
-  std::uint32_t generation = 0;
-  friend bool operator==(sequence_id, sequence_id) = default;
-};
-
-/// A place for one unit in a store.
-enum class host_slot : std::int32_t { none = -1 };
-
-/// What became of a request to write a unit.
-enum class [[nodiscard]] reserve_outcome : std::uint8_t{
-    reserved,  ///< the slot is the caller's until commit or abort
-    exists,    ///< the unit is stored already
-    writing,   ///< somebody else writes it; whether it arrives is not decided
-    full,      ///< no slot is free and nothing may be evicted; nothing was evicted
-};
-
-/// What `reserve` gave: a slot if the outcome is `reserved`.
-struct [[nodiscard]] reservation {
-  reserve_outcome outcome = reserve_outcome::full;
-  host_slot slot = host_slot::none;
-};
-
-/// What became of the slots of a sequence that was closed.
-enum class [[nodiscard]] close_outcome : std::uint8_t{
-    closed,    ///< all slots are free again
-    deferred,  ///< leases or writes are under way: their slots are quarantined until the last of
-               ///< them ends
-};
-
-/// Where every slot is. Law: free + writing + evictable + pinned + quarantined == capacity, at
-/// every moment.
-struct store_counts {
-  std::int64_t free = 0;
-  std::int64_t writing = 0;
-  std::int64_t evictable = 0;
-  std::int64_t pinned = 0;
-  std::int64_t quarantined = 0;
-  std::int64_t capacity = 0;
-  friend bool operator==(const store_counts&, const store_counts&) = default;
-};
 
 namespace detail {
 
@@ -101,13 +59,6 @@ struct store_view {
   }
 };
 
-/// Sizes of a store. All of it is allocated by the constructor.
-struct block_store_options {
-  std::int64_t capacity_bytes = 0;  ///< payload; rounded down to whole units, at least one
-  std::int32_t max_sequences = 64;
-  std::int32_t max_blocks = 8192;  ///< blocks a sequence; 8,192 of 16 tokens are 131,072 tokens
-};
-
 /// Fixed-capacity store of units in pinned host memory; so is its table of them, [sequences, layers,
 /// blocks] of 4 bytes, for kernels that find units themselves.
 ///
@@ -134,13 +85,15 @@ class block_store {
     lease() = default;
     lease(lease&& other) noexcept
         : store_(std::exchange(other.store_, nullptr)),
-          sequence_(other.sequence_),
+          key_(other.key_),
+          layer_(other.layer_),
           table_(other.table_) {}
     lease& operator=(lease&& other) noexcept {
       if (this == &other) return *this;
       release();
       store_ = std::exchange(other.store_, nullptr);
-      sequence_ = other.sequence_;
+      key_ = other.key_;
+      layer_ = other.layer_;
       table_ = other.table_;
       return *this;
     }
@@ -148,14 +101,13 @@ class block_store {
 
     /// Gives the lease back early. Idempotent.
     void release() noexcept {
-      if (store_ != nullptr) store_->release_lease(sequence_);
+      if (store_ != nullptr) store_->release_lease(key_.index);
       store_ = nullptr;
     }
     /// The committed bytes of a block, or null where the store has none. Valid while the lease
     /// lives.
     [[nodiscard]] const std::byte* find(std::int32_t block) const noexcept {
-      if (store_ == nullptr || block < 0 || block >= store_->options_.max_blocks) return nullptr;
-      const std::int32_t slot = detail::load_mapped(table_ + block);
+      const std::int32_t slot = slot_of(block);
       return slot < 0 ? nullptr : store_->address(slot);
     }
     /// The same for kernels; also units that are committed later are found.
@@ -166,24 +118,49 @@ class block_store {
               .unit_bytes = store_->unit_bytes_,
               .blocks = store_->options_.max_blocks};
     }
+    /// True if these are the bytes of the block as they were committed, wherever they lie now: as
+    /// far as the store's `integrity` tells, so always true with `none`. A block that the store
+    /// does not have has no bytes.
+    [[nodiscard]] bool matches(std::int32_t block, const std::byte* unit) const noexcept {
+      if (store_ == nullptr || !store_->tagger_) return true;
+      const std::int32_t slot = slot_of(block);
+      return slot >= 0 && store_->tags_[static_cast<std::size_t>(slot)] ==
+                              store_->tag(unit, key_, layer_, block);
+    }
+    /// Looks at the bytes in the store itself, and takes the unit out if they are not those that
+    /// were committed: it is absent from here on, may be written anew, and its slot stays
+    /// quarantined, for others may be reading it, until the last lease on the sequence ends.
+    /// @return true if the unit was taken out. False says that the store's bytes are well (those
+    ///         that did not match were damaged on their way), or that the unit is absent.
+    bool drop_if_corrupt(std::int32_t block) noexcept {
+      return store_ != nullptr && store_->tagger_ && slot_of(block) >= 0 &&
+             store_->drop_if_corrupt(key_, layer_, block);
+    }
     [[nodiscard]] explicit operator bool() const noexcept { return store_ != nullptr; }
 
    private:
     friend class block_store;
-    lease(block_store* store, std::int32_t sequence, const std::int32_t* table)
-        : store_(store), sequence_(sequence), table_(table) {}
+    lease(block_store* store, sequence_id key, std::int32_t layer, const std::int32_t* table)
+        : store_(store), key_(key), layer_(layer), table_(table) {}
+    [[nodiscard]] std::int32_t slot_of(std::int32_t block) const noexcept {
+      if (store_ == nullptr || block < 0 || block >= store_->options_.max_blocks) return absent;
+      return detail::load_mapped(table_ + block);
+    }
 
     block_store* store_ = nullptr;
-    std::int32_t sequence_ = -1;
+    sequence_id key_;
+    std::int32_t layer_ = -1;
     const std::int32_t* table_ = nullptr;
   };
 
-  /// @throws std::invalid_argument  on a bad geometry, a capacity below one unit, or counts below 1
+  /// @throws std::invalid_argument  on a bad geometry, a capacity below one unit, counts below 1, or
+  ///                                a checksum without a hash
   /// @throws out_of_memory          when payload or table cannot be had
   block_store(Backend backend, const kv_geometry& geometry, const block_store_options& options)
       : geometry_(checked(geometry)),
-        options_(checked_options(geometry, options)),
+        options_(detail::checked_options(geometry, options)),
         unit_bytes_(geometry.unit_bytes()),
+        tagger_(options.integrity, options.checksum),
         payload_(backend, static_cast<std::size_t>(capacity_units() * unit_bytes_)),
         table_(backend, table_index(options_.max_sequences, 0, 0)),
         device_payload_(payload_.device_data()),
@@ -195,6 +172,7 @@ class block_store {
     std::fill_n(table_.data(), table_.size(), absent);
     const auto capacity = static_cast<std::size_t>(capacity_units());
     owner_.assign(capacity, {});
+    if (tagger_) tags_.assign(capacity, 0);
     free_.reserve(capacity);
     for (std::size_t i = capacity; i > 0; --i) free_.push_back(static_cast<std::int32_t>(i - 1));
     free_sequences_.reserve(sequences);
@@ -292,10 +270,11 @@ class block_store {
   /// @post  a lease on the sequence and layer finds the bytes as they were written
   /// @throws std::logic_error  if the slot is not being written: a second commit, or a commit after
   ///                           abort
-  void commit(host_slot slot) { end_write(slot, true); }
+  /// @par Cost  O(1) under the lock; before it, with a checksum, one read of the unit
+  void commit(host_slot slot) { end_write(slot, true, tagger_ ? tag_to_be(slot) : 0); }
 
   /// Gives a reserved slot back; the unit stays absent. @throws std::logic_error as commit
-  void abort(host_slot slot) { end_write(slot, false); }
+  void abort(host_slot slot) { end_write(slot, false, 0); }
 
   /// A lease on the units of a sequence and layer, and a logical use of the sequence. It pins the
   /// whole sequence, also units that are committed later.
@@ -311,7 +290,7 @@ class block_store {
       counts_.pinned += s.ready;
       leave_policy(id.index);
     }
-    return lease(this, id.index, table_.data() + table_index(id.index, layer, 0));
+    return lease(this, id, layer, table_.data() + table_index(id.index, layer, 0));
   }
 
   /// True if the unit is committed. A snapshot: only a lease makes it last.
@@ -328,7 +307,7 @@ class block_store {
   static constexpr std::int32_t absent = -1;
   static constexpr std::int32_t being_written = -2;
 
-  enum class slot_state : std::uint8_t { free, writing, ready };
+  enum class slot_state : std::uint8_t { free, writing, ready, corrupt };
   struct slot_owner {
     std::int32_t sequence = -1;
     std::int32_t layer = -1;
@@ -340,25 +319,10 @@ class block_store {
     std::int32_t leases = 0;
     std::int64_t ready = 0;
     std::int64_t writing = 0;
+    std::int64_t corrupt = 0;  ///< slots that are read by nobody who comes from now on
     bool open = false;
     bool in_policy = false;
   };
-
-  static block_store_options checked_options(const kv_geometry& geometry,
-                                             const block_store_options& options) {
-    detail::expects(options.capacity_bytes >= geometry.unit_bytes(),
-                    "block_store: capacity_bytes is ", options.capacity_bytes,
-                    ", expected at least one unit, which is ", geometry.unit_bytes());
-    detail::expects(options.capacity_bytes / geometry.unit_bytes() <= INT32_MAX,
-                    "block_store: capacity_bytes is ", options.capacity_bytes, ", more than ",
-                    INT32_MAX, " units of ", geometry.unit_bytes());
-    detail::expects(options.max_sequences >= 1 && options.max_sequences <= max_extent,
-                    "block_store: max_sequences is ", options.max_sequences, ", expected 1 to ",
-                    max_extent);
-    detail::expects(options.max_blocks >= 1 && options.max_blocks <= (1 << 24),
-                    "block_store: max_blocks is ", options.max_blocks, ", expected 1 to ", 1 << 24);
-    return options;
-  }
 
   [[nodiscard]] std::int64_t capacity_units() const noexcept {
     return options_.capacity_bytes / unit_bytes_;
@@ -464,7 +428,55 @@ class block_store {
     return block;
   }
 
-  void end_write(host_slot slot, bool keep) {
+  [[nodiscard]] std::uint64_t tag(const std::byte* unit, sequence_id id, std::int32_t layer,
+                                  std::int32_t block) const noexcept {
+    return tagger_(unit, static_cast<std::size_t>(unit_bytes_),
+                   detail::unit_seed(id.index, id.generation, layer, block));
+  }
+  /// The tag of a unit that is about to be committed. The bytes are the caller's still, so the lock
+  /// is not held while they are read.
+  [[nodiscard]] std::uint64_t tag_to_be(host_slot slot) {
+    slot_owner owner;
+    sequence_id id;
+    {
+      std::lock_guard lock(mutex_);
+      owner = writing_owner(slot);
+      id = {owner.sequence, at(owner.sequence).generation};
+    }
+    return tag(address(static_cast<std::int32_t>(slot)), id, owner.layer, owner.block);
+  }
+
+  /// Under the lock, so that a unit that has been written anew meanwhile is judged by its own bytes.
+  bool drop_if_corrupt(sequence_id id, std::int32_t layer, std::int32_t block) noexcept {
+    std::lock_guard lock(mutex_);
+    auto entry = entry_of(id.index, layer, block);
+    const std::int32_t slot = entry.load(std::memory_order_relaxed);
+    if (slot < 0) return false;
+    const auto i = static_cast<std::size_t>(slot);
+    if (tags_[i] == tag(address(slot), id, layer, block)) return false;
+    sequence_state& s = at(id.index);
+    entry.store(absent, std::memory_order_relaxed);
+    owner_[i].state = slot_state::corrupt;
+    --s.ready;
+    ++s.corrupt;
+    if (s.open) {  // leased, so it was pinned; those of a closed sequence are quarantined already
+      --counts_.pinned;
+      ++counts_.quarantined;
+    }
+    return true;
+  }
+
+  /// After the last lease. A search, but it is rare.
+  void free_corrupt_units(std::int32_t index) {
+    for (std::size_t i = 0; i < owner_.size() && at(index).corrupt > 0; ++i) {
+      if (owner_[i].sequence != index || owner_[i].state != slot_state::corrupt) continue;
+      --at(index).corrupt;
+      --counts_.quarantined;
+      free_slot(static_cast<std::int32_t>(i));
+    }
+  }
+
+  void end_write(host_slot slot, bool keep, std::uint64_t tag_of_unit) {
     std::lock_guard lock(mutex_);
     slot_owner& owner = writing_owner(slot);
     const std::int32_t index = owner.sequence;
@@ -485,11 +497,12 @@ class block_store {
       return;
     }
     owner.state = slot_state::ready;
+    if (tagger_) tags_[static_cast<std::size_t>(slot)] = tag_of_unit;
     if (tail(index, owner.layer) < owner.block) tail(index, owner.layer) = owner.block;
     ++s.ready;
     ++(s.leases > 0 ? counts_.pinned : counts_.evictable);
     enter_policy(index);
-    // Readers load the slot without the lock: the bytes come before it.
+    // Readers load the slot without the lock: the bytes and their tag come before it.
     entry.store(static_cast<std::int32_t>(slot), std::memory_order_release);
   }
 
@@ -497,6 +510,7 @@ class block_store {
     std::lock_guard lock(mutex_);
     sequence_state& s = at(index);
     if (--s.leases > 0) return;
+    if (s.corrupt > 0) free_corrupt_units(index);
     if (s.open) {
       counts_.pinned -= s.ready;
       counts_.evictable += s.ready;
@@ -533,6 +547,7 @@ class block_store {
   kv_geometry geometry_;
   block_store_options options_;
   std::int64_t unit_bytes_;
+  tagger tagger_;
   pinned_buffer<std::byte, Backend> payload_;
   pinned_buffer<std::int32_t, Backend> table_;  ///< [sequences, layers, blocks] slots
   const std::byte* device_payload_;             ///< the same, as kernels see them
@@ -544,6 +559,7 @@ class block_store {
   std::vector<std::int32_t> free_sequences_;
   std::vector<std::int32_t> tails_;  ///< [sequences, layers] upper bound of the last ready block
   std::vector<slot_owner> owner_;    ///< [capacity]
+  std::vector<std::uint64_t> tags_;  ///< [capacity] of ready units, or empty
   std::vector<std::int32_t> free_;   ///< slots, the next one last
 };
 

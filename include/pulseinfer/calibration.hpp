@@ -333,8 +333,8 @@ class calibrator {
 }  // namespace detail
 
 /// Finds out what each way costs, by transfers of entries of one size: units that are one piece
-/// each. Entry sizes in steps of two and counts in steps of four are measured, short transfers three
-/// times, and then more closely where the best way changes or the times of a way bend.
+/// each. Entry sizes in steps of two and counts in steps of four are measured, short transfers
+/// three times, and then more closely where the best way changes or the times of a way bend.
 ///
 /// @param measure  called as measure(way, shape), returns seconds; see transfer_measure. The first
 ///                 call of each way is not counted, so that it may warm up

@@ -34,6 +34,8 @@ class scratch_store {
     [[nodiscard]] const std::byte* find(std::int32_t block) const noexcept {
       return store_->payload_ + block * store_->unit_bytes();
     }
+    [[nodiscard]] bool matches(std::int32_t, const std::byte*) const noexcept { return true; }
+    bool drop_if_corrupt(std::int32_t) const noexcept { return false; }
 
    private:
     const scratch_store* store_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// Everything that compiles without a CUDA compiler. `pulseinfer/backend/cuda.cuh` adds the CUDA
-/// backend.
+/// backend, `pulseinfer/xxh3.hpp` a checksum by xxHash.
 #pragma once
 
 #include "pulseinfer/backend/host.hpp"
@@ -21,6 +21,7 @@
 #include "pulseinfer/eviction.hpp"
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/hot_buffer.hpp"
+#include "pulseinfer/integrity.hpp"
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/machine_calibration.hpp"
 #include "pulseinfer/numa.hpp"
@@ -30,6 +31,7 @@
 #include "pulseinfer/pull.hpp"
 #include "pulseinfer/residency.hpp"
 #include "pulseinfer/staging_pool.hpp"
+#include "pulseinfer/store_types.hpp"
 #include "pulseinfer/ticket.hpp"
 #include "pulseinfer/top_k.hpp"
 #include "pulseinfer/trace.hpp"

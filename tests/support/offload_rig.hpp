@@ -16,6 +16,7 @@
 #include "pulseinfer/block_store.hpp"
 #include "pulseinfer/hot_buffer.hpp"
 #include "pulseinfer/transfer.hpp"
+#include "pulseinfer/xxh3.hpp"
 #include "support/device_array.hpp"
 #include "support/paged_pool.hpp"
 
@@ -38,6 +39,7 @@ struct rig_options {
   std::int32_t transfers_in_flight = 4;
   pulseinfer::transfer_way way = pulseinfer::transfer_way::staged;
   std::optional<pulseinfer::transfer_costs> costs = {};
+  pulseinfer::integrity integrity = pulseinfer::integrity::none;
 };
 
 template <class Backend>
@@ -55,7 +57,9 @@ class offload_rig {
         store(with, geometry,
               {.capacity_bytes = o.capacity_units * geometry.unit_bytes(),
                .max_sequences = 8,
-               .max_blocks = max_blocks}),
+               .max_blocks = max_blocks,
+               .integrity = o.integrity,
+               .checksum = pulseinfer::xxh3}),
         hot(with, pages.pool(),
             {.pages_per_request = o.pages_per_request,
              .budget_blocks = o.budget,

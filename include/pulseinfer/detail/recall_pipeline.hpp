@@ -64,7 +64,10 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     } else {
       for (const unit_target& unit : s.targets) {
         const auto& units_of_row = s.leases[static_cast<std::size_t>(unit.row)];
-        s.units.push_back({.source = units_of_row.find(unit.block), .page = unit.page});
+        s.units.push_back({.source = units_of_row.find(unit.block),
+                           .page = unit.page,
+                           .row = unit.row,
+                           .block = unit.block});
       }
     }
     s.report.units = static_cast<std::int64_t>(s.units.size());
@@ -106,6 +109,8 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       for (std::int32_t i = 0; i < s.step->miss_counts[row]; ++i) {
         s.units.push_back({.source = units_of_row.find(misses[i].block),
                            .page = misses[i].page,
+                           .row = row,
+                           .block = misses[i].block,
                            .mirrored = &misses[i].status});
       }
     }
@@ -118,23 +123,38 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     return takes_parts(s) ? 2 * units * this->unit_size() : 0;
   }
 
-  /// Gathers a part of a chunk, or lists where its units lie.
+  /// Gathers a part of a chunk, or lists where its units lie; and looks whether they are what was
+  /// stored.
   void prepare(job& j, std::size_t begin, std::size_t count) noexcept {
-    chunk& c = *j.at;
+    state& s = *j.owner;
     const std::size_t list = as_size(this->shape_.list_bytes);
     const std::size_t head = as_size(this->shape_.head_bytes);
-    auto** const sources = reinterpret_cast<const std::byte**>(c.host) + begin;
-    auto* const pages = reinterpret_cast<std::int32_t*>(c.host + list) + begin;
-    const bool pulled = j.owner->report.way == transfer_way::pull;
+    auto** const sources = reinterpret_cast<const std::byte**>(j.at->host) + begin;
+    auto* const pages = reinterpret_cast<std::int32_t*>(j.at->host + list) + begin;
+    std::byte* const gathered = j.at->host + list + head + begin * this->unit_size();
     for (std::size_t i = 0; i < count; ++i) {
-      const unit_move& unit = j.owner->at(j.first + begin + i);
+      const unit_move& unit = s.at(j.first + begin + i);
       pages[i] = unit.page;
-      sources[i] =
-          pulled ? store_on_device_ + (unit.source - this->store_->payload()) : unit.source;
+      sources[i] = unit.source;
     }
-    if (!takes_parts(*j.owner)) return;
-    gather_into(c.host + list + head + begin * this->unit_size(), {sources, count},
-                this->store_->unit_bytes(), stores_);
+    const bool staged = takes_parts(s);
+    if (staged) gather_into(gathered, {sources, count}, this->store_->unit_bytes(), stores_);
+    for (std::size_t i = 0; i < count; ++i) {
+      unit_move& unit = s.at(j.first + begin + i);
+      if (!is_sound(s, unit, staged ? gathered + i * this->unit_size() : unit.source))
+        pages[i] = -1;
+      // What kernels pull from is listed under the device's addresses.
+      sources[i] = store_on_device_ + (unit.source - this->store_->payload());
+    }
+  }
+  /// A unit that is not what was stored goes nowhere, and leaves the store.
+  [[nodiscard]] static bool is_sound(state& s, unit_move& unit, const std::byte* bytes) noexcept {
+    auto& lease = s.leases[static_cast<std::size_t>(unit.row)];
+    if (lease.matches(unit.block, bytes)) return true;
+    lease.drop_if_corrupt(unit.block);
+    unit.status = unit_status::corrupt;
+    s.incomplete.store(true, std::memory_order_relaxed);
+    return false;
   }
 
   void move_chunk(job& j) {
@@ -213,6 +233,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     runs_.clear();
     for (std::size_t i = 0; i < j.count; ++i) {
       const unit_move& unit = s.at(j.first + i);
+      if (unit.status == unit_status::corrupt) continue;
       each_strip(
           this->pool_->layout(), unit.page,
           [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
