@@ -2,8 +2,8 @@
 # cmake -D figures=FOLDER -D targets=FILE [-D without_cuda=REASON] -D report=FILE -P bench_report.cmake
 # Merges the JSON objects of numbers that the benchmark programs left in FOLDER into one, adds the
 # object of `targets` (same keys; the file may be absent) under "targets", writes `report` and prints
-# a table of it. A key that has a target and no figure is null, and "not_measured" says why: for keys
-# cuda_... it is REASON.
+# a table of it. A target is a number, which the value should reach, or {"at_most": number}. A key that
+# has a target and no figure is null, and "not_measured" says why: for keys cuda_... it is REASON.
 cmake_minimum_required(VERSION 3.24)
 
 # Rows of equal width: the key to the left, numbers to the right.
@@ -28,7 +28,8 @@ function(print_row key value target)
 endfunction()
 
 # The keys of the object `json`, and in `prefix`_<key> the numbers as they are written in it:
-# string(JSON GET) would turn 0.1 into 0.10000000000000001.
+# string(JSON GET) would turn 0.1 into 0.10000000000000001. Of {"at_most": number}, also
+# `prefix`_at_most_<key>.
 function(read_object json prefix)
   string(JSON count LENGTH "${json}")
   set(keys "")
@@ -37,10 +38,15 @@ function(read_object json prefix)
     foreach(index RANGE ${last})
       string(JSON key MEMBER "${json}" ${index})
       string(REGEX REPLACE "([][+.*()^$?|\\])" "\\\\\\1" pattern "${key}")
-      if(NOT json MATCHES "\"${pattern}\"[ \t\r\n]*:[ \t\r\n]*([-+.0-9eE]+)")
-        message(FATAL_ERROR "the value of ${key} is not a number")
+      set(blank "[ \t\r\n]*")
+      set(at_most FALSE)
+      if(json MATCHES "\"${pattern}\"${blank}:${blank}{${blank}\"at_most\"${blank}:${blank}([-+.0-9eE]+)${blank}}")
+        set(at_most TRUE)
+      elseif(NOT json MATCHES "\"${pattern}\"${blank}:${blank}([-+.0-9eE]+)")
+        message(FATAL_ERROR "the value of ${key} is neither a number nor {\"at_most\": number}")
       endif()
       list(APPEND keys "${key}")
+      set(${prefix}_at_most_${key} ${at_most} PARENT_SCOPE)
       set(${prefix}_${key} "${CMAKE_MATCH_1}" PARENT_SCOPE)
     endforeach()
   endif()
@@ -52,6 +58,12 @@ if(EXISTS "${targets}")
   file(READ "${targets}" wanted)
 endif()
 read_object("${wanted}" target)
+# As the table shows it.
+foreach(key IN LISTS target_keys)
+  if(target_at_most_${key})
+    set(target_${key} "<= ${target_${key}}")
+  endif()
+endforeach()
 
 set(keys "")
 set(merged "{\n")

@@ -359,3 +359,45 @@ TEST_CASE("block copy: the CPU deals units out, a null is passed over") {
   CHECK((c.front() == std::byte{2} && c.back() == std::byte{2}));
   pulseinfer::scatter_from(nullptr, {}, 48);
 }
+
+TEST_CASE("block copy: the CPU joins and deals out the same bytes, however they are stored") {
+  using pulseinfer::store_hint;
+  constexpr std::int64_t unit = 12'288;
+  bytes store = random_bytes(6 * unit, 7);
+  std::byte* const s = store.data();
+  // Adjacent ones, one before them, a gap, and one twice.
+  const std::byte* const sources[] = {s + 2 * unit, s + 3 * unit, s, nullptr, s + 5 * unit, s};
+  bytes expected = random_bytes(6 * unit, 8);
+  const bytes before = expected;
+  for (std::size_t i = 0; i < 6; ++i) {
+    if (sources[i] == nullptr) continue;
+    std::copy_n(sources[i], unit, expected.begin() + static_cast<std::int64_t>(i) * unit);
+  }
+  for (const store_hint hint : {store_hint::cached, store_hint::streaming}) {
+    bytes chunk = before;
+    pulseinfer::gather_into(chunk.data(), sources, unit, hint);
+    CHECK((chunk == expected));
+
+    bytes other(6 * unit);
+    std::byte* const o = other.data();
+    std::byte* const destinations[] = {o + 2 * unit, o + 3 * unit, o, nullptr, o + 5 * unit};
+    pulseinfer::scatter_from(chunk.data(), destinations, unit, hint);
+    bytes dealt(6 * unit);
+    for (std::size_t i = 0; i < 5; ++i) {
+      if (destinations[i] == nullptr) continue;
+      std::copy_n(chunk.begin() + static_cast<std::int64_t>(i) * unit, unit,
+                  dealt.begin() + (destinations[i] - o));
+    }
+    CHECK((other == dealt));
+  }
+}
+
+TEST_CASE("block copy: a ring that stays in the cache is written there, a larger one past it") {
+  using pulseinfer::store_hint;
+  CHECK(pulseinfer::stores_for_ring(0) == store_hint::cached);
+  CHECK(pulseinfer::stores_for_ring(1 << 16) == store_hint::cached);
+  CHECK(pulseinfer::stores_for_ring(std::int64_t{1} << 40) == store_hint::streaming);
+  const std::int64_t cache = pulseinfer::detail::last_level_cache_bytes();
+  CHECK(pulseinfer::stores_for_ring(cache / 4) == store_hint::cached);
+  CHECK(pulseinfer::stores_for_ring(cache / 4 + 1) == store_hint::streaming);
+}

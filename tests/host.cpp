@@ -1,20 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// The host backend beyond the concept: paced links, and many threads at once.
+#include <sched.h>
+
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "conformance/backend_failures.hpp"
 #include "conformance/backend_streams.hpp"
 #include "conformance/backend_tasks.hpp"
 #include "pulseinfer/backend/host.hpp"
+#include "pulseinfer/detail/cpu_affinity.hpp"
+#include "pulseinfer/detail/random.hpp"
 #include "support/device_array.hpp"
 #include "support/host_function.hpp"
 
@@ -111,6 +120,93 @@ TEST_CASE("host: options that cannot be are refused") {
                   std::invalid_argument);
   CHECK_THROWS_AS((host_backend{{.workers = 1, .link = {.seconds_per_copy = inf}}}),
                   std::invalid_argument);
+}
+
+TEST_CASE("host: workers run on the CPUs that they were given, and the caller where it was") {
+  const std::vector<int> usable = pulseinfer::detail::usable_cpus();
+  REQUIRE(!usable.empty());
+  for (const int cpu : {usable.front(), usable.back()}) {
+    host_backend backend{{.workers = 2, .link = {}, .cpus = {cpu}}};
+    std::vector<int> ran_on(8, -1);
+    for (int& where : ran_on) {
+      test::host_function ask([&where] { where = sched_getcpu(); });
+      backend.host_async({}, ask.task(), {});
+      backend.sync_until([&ask] { return ask.has_run(); });
+    }
+    CHECK((ran_on == std::vector<int>(8, cpu)));
+  }
+  CHECK((pulseinfer::detail::usable_cpus() == usable));
+  pulseinfer::detail::cpu_mask mine;
+  mine.read_from_this_thread();
+  CHECK(std::all_of(usable.begin(), usable.end(), [&](int cpu) { return mine.contains(cpu); }));
+}
+
+TEST_CASE("host: a CPU that cannot be used is refused, with those that can") {
+  const auto refusal_of = [](std::vector<int> cpus) -> std::string {
+    try {
+      host_backend backend{{.workers = 1, .link = {}, .cpus = std::move(cpus)}};
+    } catch (const std::invalid_argument& e) {
+      return e.what();
+    }
+    return "";
+  };
+  const std::vector<int> usable = pulseinfer::detail::usable_cpus();
+  REQUIRE(!usable.empty());
+  const std::string those = pulseinfer::detail::text_of_cpus(usable);
+  for (const int cpu : {-1, usable.back() + 1, 100'000, std::numeric_limits<int>::max()}) {
+    CHECK(refusal_of({usable.front(), cpu}) ==
+          "host workers: cpus names CPU " + std::to_string(cpu) +
+              ", expected those that this process may use: " + those);
+  }
+  CHECK(refusal_of({usable.front(), usable.front()}).empty());
+}
+
+TEST_CASE("host: large blocks are aligned to huge pages, and no block is less usable for it") {
+  host_backend backend{{.workers = 1, .link = {}}};
+  constexpr std::size_t mib = std::size_t{1} << 20;
+  for (const std::size_t bytes :
+       {std::size_t{1}, 4 * mib - 1, 4 * mib, 4 * mib + 1, 9 * mib + 77}) {
+    for (const bool is_pinned : {false, true}) {
+      void* const p = is_pinned ? backend.allocate_pinned(bytes) : backend.allocate_device(bytes);
+      REQUIRE(p != nullptr);
+      const auto address = reinterpret_cast<std::uintptr_t>(p);
+      CHECK(address % (bytes >= 4 * mib ? 2 * mib : is_pinned ? 64 : 256) == 0);
+      auto* const begin = static_cast<std::byte*>(p);
+      std::fill_n(begin, bytes, std::byte{7});
+      CHECK(begin[bytes - 1] == std::byte{7});
+      if (is_pinned) {
+        backend.deallocate_pinned(p, bytes);
+      } else {
+        backend.deallocate_device(p, bytes);
+      }
+    }
+  }
+  const std::size_t too_much = std::numeric_limits<std::size_t>::max() - 100;
+  CHECK_THROWS_AS((void)backend.allocate_pinned(too_much), pulseinfer::out_of_memory);
+  CHECK_THROWS_AS((void)backend.allocate_device(too_much / 2), pulseinfer::out_of_memory);
+}
+
+/// Tasks come at all distances: while workers look for them, as they go to sleep, and in their sleep.
+TEST_CASE("host: no task is lost between two workers' looking for one and their sleep") {
+  for (const int workers : {1, 2, 3}) {
+    CAPTURE(workers);
+    host_backend backend{{.workers = workers, .link = {}}};
+    pulseinfer::detail::random_source draw(static_cast<std::uint64_t>(workers));
+    std::atomic<int> ran = 0;
+    const pulseinfer::host_task count{
+        [](void* p) noexcept { ++*static_cast<std::atomic<int>*>(p); }, &ran};
+    int handed_over = 0;
+    for (int round = 0; round < 300; ++round) {
+      const int burst = 1 + static_cast<int>(draw.below(3));
+      for (int i = 0; i < burst; ++i) backend.host_async({}, count, {});
+      handed_over += burst;
+      backend.sync_until([&] { return ran.load() == handed_over; });
+      if (draw.below(2) == 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(draw.below(160)));
+      }
+    }
+    CHECK(ran.load() == handed_over);
+  }
 }
 
 TEST_CASE("host: ready tasks start in the order handed over, with one worker") {

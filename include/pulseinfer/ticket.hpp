@@ -15,6 +15,7 @@
 #include "pulseinfer/block_store.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/error.hpp"
+#include "pulseinfer/transfer_cost.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
@@ -40,7 +41,9 @@ enum class [[nodiscard]] wait_outcome : std::uint8_t{
 struct transfer_report {
   std::int64_t units = 0;  ///< asked for; of a resolved step, known once it is submitted
   std::int64_t moved = 0;
-  std::int64_t bytes = 0;  ///< payload moved
+  std::int64_t bytes = 0;                   ///< payload moved
+  transfer_way way = transfer_way::staged;  ///< that the units went
+  double predicted_seconds = 0;             ///< of the way, where it was chosen by its cost
   std::uint64_t requested_ns = 0;
   std::uint64_t started_ns = 0;    ///< the first host task ran
   std::uint64_t submitted_ns = 0;  ///< the last device work was enqueued

@@ -65,6 +65,13 @@ class transfer_engine {
   [[nodiscard]] const transfer_options& options() const noexcept { return options_; }
   [[nodiscard]] Store& store() const noexcept { return *store_; }
   [[nodiscard]] const kv_pool& pool() const noexcept { return pool_; }
+  /// The way of the recalls that are started from here on. Offloads are always staged.
+  /// @throws std::invalid_argument  on no way, or on `automatic` without costs; nothing changes
+  void set_way(transfer_way way) {
+    detail::check_way(way, options_.costs);
+    options_.way = way;
+    in_.set_way(way);
+  }
   /// Units of a full chunk.
   [[nodiscard]] std::int64_t chunk_units() const noexcept { return in_.shape().units; }
 

@@ -5,21 +5,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/layout.hpp"
+#include "pulseinfer/transfer_cost.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
-
-/// How a recall moves its units.
-enum class transfer_way : std::uint8_t {
-  staged,     ///< gather, one DMA a chunk, scatter
-  direct,     ///< one copy for each run of bytes that are adjacent on both sides
-  batched,    ///< the same runs, in one batched copy call a chunk
-  pull,       ///< a kernel reads them out of the store's mapped memory
-  per_block,  ///< one copy for each strip of each unit: what the others are measured against
-};
 
 /// One unit that the host names: block `block` of sequence `sequences[row]`, and its page.
 struct unit_target {
@@ -44,10 +37,20 @@ struct transfer_options {
   std::int32_t max_rows = 64;             ///< rows of a transfer
   std::int64_t max_units = 16384;         ///< units of a transfer
   int max_ctas = 0;  ///< what gather, scatter and pull kernels may take of the device (0: no limit)
-  transfer_way way = transfer_way::staged;
+  transfer_way way = transfer_way::staged;   ///< of recalls; offloads are always staged
+  std::optional<transfer_costs> costs = {};  ///< what `automatic` goes by, see calibration.hpp
 };
 
 namespace detail {
+
+inline void check_way(transfer_way way, const std::optional<transfer_costs>& costs) {
+  expects(way <= transfer_way::per_block, "transfer_engine: way is ", static_cast<int>(way),
+          ", expected one of transfer_way");
+  if (way != transfer_way::automatic) return;
+  expects(costs.has_value(), "transfer_engine: way is automatic, and there are no costs to go by: ",
+          "calibrate, or load some");
+  (void)costs->cheapest({.units = 1, .pieces = 1, .bytes = 1});
+}
 
 /// Throws `std::invalid_argument` naming the option and its limit.
 inline transfer_options checked_transfer_options(const kv_geometry& store, const kv_pool& pool,
@@ -69,8 +72,7 @@ inline transfer_options checked_transfer_options(const kv_geometry& store, const
   check("max_rows", o.max_rows, 1, max_extent);
   check("max_units", o.max_units, 1, 1 << 24);
   check("max_ctas", o.max_ctas, 0, 1 << 20);
-  expects(o.way <= transfer_way::per_block, "transfer_engine: way is ", static_cast<int>(o.way),
-          ", expected one of transfer_way");
+  check_way(o.way, o.costs);
   return o;
 }
 

@@ -37,6 +37,7 @@ struct rig_options {
   std::int32_t chunks_in_flight = 8;
   std::int32_t transfers_in_flight = 4;
   pulseinfer::transfer_way way = pulseinfer::transfer_way::staged;
+  std::optional<pulseinfer::transfer_costs> costs = {};
 };
 
 template <class Backend>
@@ -75,7 +76,8 @@ class offload_rig {
                .transfers_in_flight = o.transfers_in_flight,
                .max_rows = 3,
                .max_units = 80,
-               .way = o.way}) {}
+               .way = o.way,
+               .costs = o.costs}) {}
   offload_rig(const offload_rig&) = delete;
   offload_rig& operator=(const offload_rig&) = delete;
 

@@ -73,6 +73,11 @@ class paged_pool {
     return unit;
   }
 
+  /// One strip of a page in the host's copy.
+  [[nodiscard]] std::byte* host_bytes(std::int32_t layer, int plane, std::int64_t page) const {
+    return host_strip(layer, plane, page);
+  }
+
   /// Enqueues the copy of one page of one layer from the host's copy to the pool, or back.
   void write_page(std::int32_t layer, std::int64_t page, stream_ref stream) {
     for (int plane = 0; plane < planes_; ++plane) {

@@ -13,6 +13,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/detail/cpu_kernels.hpp"
@@ -24,10 +25,11 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
-/// Which device, how many workers, and what of the driver is used.
+/// Which device, how many workers and where they run, and what of the driver is used.
 struct cuda_options {
   int device = -1;             ///< ordinal; -1: the device that is current in the calling thread
   int workers = 2;             ///< threads for host tasks, 1 to 1024
+  std::vector<int> cpus = {};  ///< on which the workers may run, see numa.hpp; empty: on any
   bool batched_copies = true;  ///< copy_many_async uses one call for many copies where it can
 };
 
@@ -130,7 +132,9 @@ class cuda_backend {
     cudaEvent_t handle_ = nullptr;
   };
 
-  /// @throws cuda_error  without a device, or with an ordinal that the machine does not have
+  /// @throws cuda_error             without a device, or with an ordinal that the machine does not
+  ///                                have
+  /// @throws std::invalid_argument  naming the count of workers, or a CPU that cannot be used
   explicit cuda_backend(const cuda_options& options = {})
       : state_(std::make_shared<state>(find_device(options.device), options)) {}
 
@@ -316,7 +320,7 @@ class cuda_backend {
         : device(device_ordinal),
           batched_copies(options.batched_copies),
           streams(std::make_shared<detail::cuda_streams>()),
-          workers(options.workers, poller{device_ordinal}) {
+          workers(options.workers, poller{device_ordinal}, options.cpus) {
       const detail::cuda_device_scope scope(device);
       cudaDeviceProp properties{};
       detail::check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");

@@ -28,6 +28,7 @@
 
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/detail/cpu_kernels.hpp"
+#include "pulseinfer/detail/host_memory.hpp"
 #include "pulseinfer/detail/host_workers.hpp"
 #include "pulseinfer/error.hpp"
 
@@ -39,10 +40,11 @@ struct link_pace {
   double seconds_per_copy = 0;  ///< the link is busy this much longer for each copy
 };
 
-/// How many workers, and how fast a link.
+/// How many workers, where they run, and how fast a link.
 struct host_options {
-  int workers = 2;      ///< threads for host tasks, 1 to 1024
-  link_pace link = {};  ///< the copy's thread spins until the link would be done
+  int workers = 2;             ///< threads for host tasks, 1 to 1024
+  link_pace link = {};         ///< the copy's thread spins until the link would be done
+  std::vector<int> cpus = {};  ///< on which the workers may run, see numa.hpp; empty: on any
 };
 
 namespace detail {
@@ -471,7 +473,7 @@ class host_backend {
   struct state {
     explicit state(const host_options& options)
         : link(std::make_shared<detail::host_link>(options.link)),
-          workers(options.workers, &state::poll) {}
+          workers(options.workers, &state::poll, options.cpus) {}
     static event_state poll(const event& e) noexcept { return e.state_->poll(); }
     std::shared_ptr<detail::host_link> link;
     detail::host_workers<event, event_state (*)(const event&) noexcept> workers;
@@ -479,8 +481,7 @@ class host_backend {
 
   static void* allocate(std::size_t bytes, std::size_t alignment, const char* kind) {
     if (bytes == 0) return nullptr;
-    const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-    void* p = rounded < bytes ? nullptr : std::aligned_alloc(alignment, rounded);
+    void* const p = detail::allocate_host(bytes, alignment);
     if (p == nullptr) {
       throw out_of_memory(
           detail::text_of("host_backend: no ", bytes, " bytes of ", kind, " memory to be had"));

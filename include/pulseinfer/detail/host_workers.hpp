@@ -4,15 +4,18 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <span>
 #include <thread>
 #include <vector>
 
 #include "pulseinfer/concepts.hpp"
+#include "pulseinfer/detail/cpu_affinity.hpp"
 #include "pulseinfer/error.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
@@ -58,6 +61,10 @@ class backoff {
 /// workers. Handing over a task allocates nothing once the list has grown to the number of tasks in
 /// flight.
 ///
+/// A worker that runs out of tasks looks for the next one for a little while before it sleeps: the
+/// tasks of a transfer follow each other closely, and to wake a thread costs more than a task's
+/// whole hand-over.
+///
 /// @tparam Event  the backend's event
 /// @tparam Poll   `event_state(const Event&) noexcept`; where it has `enter_thread()`, each worker
 ///                calls that once, before anything else
@@ -65,7 +72,10 @@ class backoff {
 template <class Event, class Poll>
 class host_workers {
  public:
-  host_workers(int threads, Poll poll) : poll_(poll) {
+  /// @param threads  1 to 1024
+  /// @param cpus     those on which the threads may run; empty: any
+  /// @throws std::invalid_argument  naming the count, or the CPU that cannot be used
+  host_workers(int threads, Poll poll, std::span<const int> cpus = {}) : poll_(poll), cpus_(cpus) {
     expects(threads >= 1 && threads <= 1024, "host workers: threads is ", threads,
             ", expected 1 to 1024");
     waiting_.reserve(64);
@@ -81,6 +91,7 @@ class host_workers {
     {
       std::lock_guard lock(mutex_);
       stopping_ = true;
+      news_.fetch_add(1, std::memory_order_relaxed);
     }
     changed_.notify_all();
     for (auto& thread : threads_) thread.join();
@@ -93,11 +104,14 @@ class host_workers {
     entry added{task, {}, after.size()};
     std::copy(after.begin(), after.end(), added.after);
     for (const Event* event : after) expects(event != nullptr, "host_async: an event is null");
+    bool is_looked_for = false;
     {
       std::lock_guard lock(mutex_);
       waiting_.push_back(added);
+      news_.fetch_add(1, std::memory_order_relaxed);
+      is_looked_for = waiting_.size() <= looking_;
     }
-    changed_.notify_one();
+    if (!is_looked_for) changed_.notify_one();
   }
 
   /// True if the calling thread is one of the workers.
@@ -131,6 +145,7 @@ class host_workers {
   }
 
   void run() {
+    cpus_.bind_this_thread();
     if constexpr (requires { poll_.enter_thread(); }) poll_.enter_thread();
     backoff idle;
     std::unique_lock lock(mutex_);
@@ -152,16 +167,36 @@ class host_workers {
       } else if (stopping_) {
         return;
       } else {
+        look_for_news(lock);
         changed_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
         idle.reset();
       }
     }
   }
 
+  /// Returns when something has been handed over, or after a while.
+  void look_for_news(std::unique_lock<std::mutex>& lock) {
+    const std::uint64_t known = news_.load(std::memory_order_relaxed);
+    ++looking_;
+    lock.unlock();
+    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(look_us);
+    while (news_.load(std::memory_order_relaxed) == known &&
+           std::chrono::steady_clock::now() < end) {
+      std::this_thread::yield();
+    }
+    lock.lock();
+    --looking_;
+  }
+
+  static constexpr int look_us = 50;
+
   Poll poll_;
+  thread_cpus cpus_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<entry> waiting_;
+  std::size_t looking_ = 0;              ///< workers that look for a task, and do not sleep
+  std::atomic<std::uint64_t> news_ = 0;  ///< counts what is handed over
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

@@ -36,6 +36,7 @@ class offload_pipeline
 
  private:
   static constexpr stream_priority urgency = stream_priority::normal;  // recalls go first
+  static constexpr transfer_way way_ = transfer_way::staged;
 
   void begin(state& s) {
     s.report.started_ns = this->backend_.now_ns();
@@ -43,8 +44,8 @@ class offload_pipeline
     s.outstanding.store(1, std::memory_order_relaxed);
   }
 
-  [[nodiscard]] bool takes_parts() const noexcept { return false; }
-  [[nodiscard]] std::uint64_t host_bytes(std::size_t) const noexcept { return 0; }
+  [[nodiscard]] bool takes_parts(const state&) const noexcept { return false; }
+  [[nodiscard]] std::uint64_t host_bytes(const state&, std::size_t) const noexcept { return 0; }
 
   void prepare(job& j, std::size_t begin, std::size_t count) noexcept {
     auto* const pages = reinterpret_cast<std::int32_t*>(j.at->host + this->shape_.list_bytes);
@@ -106,7 +107,24 @@ class offload_pipeline
     leave(s);
   }
 
-  void concluded(state& s, bool) noexcept { leave(s); }
+  /// A stream that fails behind the last kernel has failed this transfer, not the next one.
+  void concluded(state& s, bool known) noexcept {
+    if (!known) return leave(s);
+    try {
+      this->template run<&offload_pipeline::released>(s, s.pages_usable);
+    } catch (...) {
+      this->fail(s, std::current_exception());
+      (void)this->watch(s.pages_usable);
+      leave(s);
+    }
+  }
+
+  void released(state& s) noexcept {
+    if (this->backend_.poll(s.pages_usable) == event_state::failed) {
+      this->fail(s, std::make_exception_ptr(device_error("offload: its stream failed")));
+    }
+    leave(s);
+  }
 
   /// The last one to leave an offload ends it.
   void leave(state& s) noexcept {

@@ -45,8 +45,14 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       : base(b, store, pool, options),
         copy_(b.make_stream(stream_priority::high)),
         scatter_(b.make_stream(stream_priority::high)),
-        store_on_device_(b.device_pointer(store.payload())) {}
+        store_on_device_(b.device_pointer(store.payload())),
+        stores_(stores_for_ring(options.staging_bytes)),
+        strips_(strips_of(pool.layout())),
+        way_(options.way) {}
   ~recall_pipeline() { this->sync_all(); }
+
+  /// The way of the transfers that are started from here on.
+  void set_way(transfer_way way) noexcept { way_ = way; }
 
  private:
   static constexpr stream_priority urgency = stream_priority::high;  // an engine waits for it
@@ -70,6 +76,23 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
         s.incomplete.store(true, std::memory_order_relaxed);
       }
     }
+    if (s.report.way == transfer_way::automatic) choose_way(s);
+  }
+
+  void choose_way(state& s) const {
+    const auto units = static_cast<std::int64_t>(s.order.size());
+    s.report.way = transfer_way::staged;
+    if (units == 0) return;
+    const way_choice chosen = this->options_.costs->cheapest(
+        {.units = units, .pieces = units * strips_, .bytes = units * this->store_->unit_bytes()});
+    s.report.way = chosen.way;
+    s.report.predicted_seconds = chosen.seconds;
+  }
+  /// Runs of bytes of a unit. Units that are adjacent on both sides have fewer; that is rare.
+  [[nodiscard]] static std::int64_t strips_of(const block_layout& layout) noexcept {
+    std::int64_t strips = 0;
+    for (std::int32_t p = 0; p < layout.planes; ++p) strips += layout.plane[p].strips;
+    return strips;
   }
 
   /// Reads what the resolve kernel mirrored.
@@ -88,11 +111,11 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     }
   }
 
-  [[nodiscard]] bool takes_parts() const noexcept {
-    return this->options_.way == transfer_way::staged;
+  [[nodiscard]] bool takes_parts(const state& s) const noexcept {
+    return s.report.way == transfer_way::staged;
   }
-  [[nodiscard]] std::uint64_t host_bytes(std::size_t units) const noexcept {
-    return takes_parts() ? 2 * units * this->unit_size() : 0;
+  [[nodiscard]] std::uint64_t host_bytes(const state& s, std::size_t units) const noexcept {
+    return takes_parts(s) ? 2 * units * this->unit_size() : 0;
   }
 
   /// Gathers a part of a chunk, or lists where its units lie.
@@ -102,20 +125,21 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     const std::size_t head = as_size(this->shape_.head_bytes);
     auto** const sources = reinterpret_cast<const std::byte**>(c.host) + begin;
     auto* const pages = reinterpret_cast<std::int32_t*>(c.host + list) + begin;
-    const bool pulled = this->options_.way == transfer_way::pull;
+    const bool pulled = j.owner->report.way == transfer_way::pull;
     for (std::size_t i = 0; i < count; ++i) {
       const unit_move& unit = j.owner->at(j.first + begin + i);
       pages[i] = unit.page;
       sources[i] =
           pulled ? store_on_device_ + (unit.source - this->store_->payload()) : unit.source;
     }
-    if (!takes_parts()) return;
+    if (!takes_parts(*j.owner)) return;
     gather_into(c.host + list + head + begin * this->unit_size(), {sources, count},
-                this->store_->unit_bytes());
+                this->store_->unit_bytes(), stores_);
   }
 
   void move_chunk(job& j) {
-    switch (this->options_.way) {
+    switch (j.owner->report.way) {
+      case transfer_way::automatic:  // chosen by now
       case transfer_way::staged:
         stage(j);
         break;
@@ -182,7 +206,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   void copy_runs(job& j) {
     state& s = *j.owner;
     chunk& c = *j.at;
-    const bool merge = this->options_.way != transfer_way::per_block;
+    const bool merge = s.report.way != transfer_way::per_block;
     const layer_planes& planes = this->pool_->layer(s.layer);
     auto& b = this->backend_;
     std::lock_guard lock(this->enqueue_mutex_);
@@ -196,7 +220,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
           });
     }
     this->wait_for_engine(s);
-    if (this->options_.way == transfer_way::batched) {
+    if (s.report.way == transfer_way::batched) {
       b.copy_many_async(runs_, copy_direction::host_to_device, scatter_);
     } else {
       for (const copy_span& run : runs_) {
@@ -256,7 +280,10 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   typename Backend::stream copy_;
   typename Backend::stream scatter_;
   const std::byte* store_on_device_;  ///< the store's payload, as kernels see it
-  std::vector<copy_span> runs_;       ///< of one chunk, under the enqueue mutex
+  store_hint stores_;                 ///< of gathers into the staging
+  std::int64_t strips_;               ///< of a unit in the pool
+  transfer_way way_;
+  std::vector<copy_span> runs_;  ///< of one chunk, under the enqueue mutex
 };
 
 }  // namespace pulseinfer::detail

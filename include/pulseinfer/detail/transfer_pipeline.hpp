@@ -39,8 +39,9 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 /// - `concluded(state, ok)`  all is enqueued; ok: pages_usable tells when the work is done
 /// - `streams()`             its two streams, in the order in which a chunk passes through them
 /// - `stream_on_pages()`     the one that works on the engine's pages
-/// - `host_bytes(units)`     traffic of prepare
-/// - `takes_parts()`         whether several workers prepare a chunk
+/// - `host_bytes(state, n)`   traffic of prepare
+/// - `takes_parts(state)`    whether several workers prepare a chunk
+/// - `way_`                  of transfers that are started
 /// - `urgency`               of its host tasks
 template <class Derived, backend Backend, class Store>
 class transfer_pipeline {
@@ -105,6 +106,7 @@ class transfer_pipeline {
   /// Hands a transfer over to the workers. Throws, with nothing begun, if that cannot be done.
   [[nodiscard]] ticket<Backend> start(state& s, stream_ref stream) {
     s.report.requested_ns = backend_.now_ns();
+    s.report.way = self().way_;
     s.phase.store(transfer_phase::pending, std::memory_order_relaxed);
     s.held.store(true, std::memory_order_relaxed);
     s.shares = 1;
@@ -265,7 +267,7 @@ class transfer_pipeline {
     j.at = &c;
     j.first = s.next;
     j.count = shape_.count(s.chunks, s.order.size() - s.next);
-    j.part_units = self().takes_parts() ? static_cast<std::size_t>(shape_.part) : j.count;
+    j.part_units = self().takes_parts(s) ? static_cast<std::size_t>(shape_.part) : j.count;
     j.next_part.store(0, std::memory_order_relaxed);
     j.is_dropped.store(false, std::memory_order_relaxed);
     j.parts_left.store(j.parts(), std::memory_order_relaxed);
@@ -282,7 +284,7 @@ class transfer_pipeline {
       try {
         run<&transfer_pipeline::work_on>(
             j, j.at->drained,
-            self().host_bytes(std::min(j.part_units, j.count - i * j.part_units)));
+            self().host_bytes(*j.owner, std::min(j.part_units, j.count - i * j.part_units)));
       } catch (...) {
         fail(*j.owner, std::current_exception());
         j.is_dropped.store(true, std::memory_order_relaxed);
