@@ -65,7 +65,8 @@ counts count(const kv_geometry& g, const block_layout& layout) {
                          .chunk_bytes = chunk_units * g.unit_bytes(),
                          .transfers_in_flight = 2,
                          .max_rows = 1,
-                         .max_units = units});
+                         .max_units = units,
+                         .way = transfer_way::staged});
   auto stream = backend.make_stream(stream_priority::normal);
   ptxsim::reset();
   for (int i = 0; i < recalls; ++i) {

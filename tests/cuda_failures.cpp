@@ -131,8 +131,9 @@ void check_end(rig::ticket& t) {
 }  // namespace
 
 TEST_CASE("fault 46: a recall during which a runtime call fails says so, and the next one works") {
-  for (const transfer_way way : {transfer_way::staged, transfer_way::per_block}) {
-    at_every_call(of_transfers, 30, [&](const victim& v, int n) {
+  for (const transfer_way way : test::all_ways) {
+    CAPTURE(static_cast<int>(way));
+    at_every_call(of_transfers, 15, [&](const victim& v, int n) {
       backend machine;
       rig r(machine, {.chunk_units = 2, .way = way});
       const sequence_id id = r.stored(1, blocks(8));
