@@ -142,7 +142,8 @@ TEST_CASE("host: large blocks are aligned to huge pages, and no block is less us
   CHECK_THROWS_AS((void)backend.allocate_device(too_much / 2), pulseinfer::out_of_memory);
 }
 
-/// Tasks come at all distances: while workers look for them, as they go to sleep, and in their sleep.
+/// Tasks come at all distances: while workers look for them, as they go to sleep, and in their
+/// sleep.
 TEST_CASE("host: no task is lost between a worker's looking for one and its sleep") {
   const auto poll = [](const int&) noexcept { return pulseinfer::event_state::done; };
   for (const int threads : {1, 2, 3}) {

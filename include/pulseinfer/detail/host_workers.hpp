@@ -52,9 +52,9 @@ class backoff {
 /// workers. Handing over a task allocates nothing once the list has grown to the number of tasks in
 /// flight.
 ///
-/// Where there are CPUs to spare, a worker that runs out of tasks looks for the next one for a little
-/// while before it sleeps: a transfer's tasks follow each other closely, and to wake a thread takes
-/// several microseconds of the one that hands over, and of the task.
+/// Where there are CPUs to spare, a worker that runs out of tasks looks for the next one for a
+/// little while before it sleeps: a transfer's tasks follow each other closely, and to wake a
+/// thread takes several microseconds of the one that hands over, and of the task.
 ///
 /// @tparam Event  the backend's event
 /// @tparam Poll   `event_state(const Event&) noexcept`; where it has `enter_thread()`, each worker
@@ -159,8 +159,8 @@ class host_workers {
     }
   }
 
-  /// A looking worker keeps a CPU from others. Where the workers, the thread that hands over and the
-  /// streams' threads need all there are, to look would hold up what is waited for.
+  /// A looking worker keeps a CPU from others. Where the workers, the thread that hands over and
+  /// the streams' threads need all there are, to look would hold up what is waited for.
   [[nodiscard]] static std::chrono::microseconds time_to_look(int threads,
                                                               std::size_t cpus) noexcept {
     const std::size_t there_are = cpus > 0 ? cpus : std::thread::hardware_concurrency();
