@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CPU's gather into the staging ring, against what memory gives.
 //
-// Sources: units at random places of a pool of 2 GiB, each read once in a pass over the pool, so none
-// is in a cache. Pool and ring are pinned memory of the host backend: on pages of 2 MiB where the
-// system grants them (the counter huge_pages is the share that is). The ring is a staging_pool whose
-// chunks are taken and given back in turn, in the state that its own use leaves it in: what fits
-// into the last-level cache is there. One thread.
+// Sources: units at random places of a pool of 2 GiB, each read once in a pass over the pool, so
+// none is in a cache. Pool and ring are pinned memory of the host backend: on pages of 2 MiB where
+// the system grants them (the counter huge_pages is the share that is). The ring is a staging_pool
+// whose chunks are taken and given back in turn, in the state that its own use leaves it in: what
+// fits into the last-level cache is there. One thread.
 //
 // Baselines:
 // - gather_vs_contiguous_*: the fastest of three copies of as many contiguous bytes into the same
-//   ring, which are memcpy, a loop of streaming stores, and our own copy of the one run. The ring is
-//   that of the default transfer_options, 64 MiB in chunks of 4 MiB. In turn, a chunk each; the
+//   ring, which are memcpy, a loop of streaming stores, and our own copy of the one run. The ring
+//   is that of the default transfer_options, 64 MiB in chunks of 4 MiB. In turn, a chunk each; the
 //   median of time of the contiguous copy / time of the gather.
 // - gather_vs_best_simple_loop: the faster of one memcpy a unit and one loop of streaming stores a
 //   unit, of the same kind of units into the same ring; the worst over units of 2 KiB to 1 MiB and

@@ -187,7 +187,8 @@ TEST_CASE("cpu copy: adjacent units are one run, which a null ends") {
 TEST_CASE("cpu copy: runs of the same length go in pairs, long ones in halves") {
   alignas(64) static std::byte chunk[100'000];
   const std::vector<std::byte> memory(200'000);
-  const auto streams = [&](std::size_t unit, std::vector<std::size_t> offsets, std::byte* to) {
+  const auto streams = [&](std::size_t unit, const std::vector<std::size_t>& offsets,
+                           std::byte* to) {
     std::vector<const std::byte*> sources;
     for (const std::size_t offset : offsets) sources.push_back(memory.data() + offset);
     pulseinfer::detail::unit_groups<const std::byte> groups(to, sources, unit);

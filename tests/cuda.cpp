@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is CUDA's alone; the conformance suites hold for every backend.
+#include <sched.h>
+
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -279,6 +281,20 @@ TEST_CASE("an ordinal that the machine does not have is named, with the count") 
     no_error_is_left();
   }
   CHECK_THROWS_AS(cuda_backend(cuda_options{.workers = 0}), std::invalid_argument);
+}
+
+TEST_CASE("workers run on the CPUs that they were given; one that cannot be used is refused") {
+  const std::vector<int> usable = pulseinfer::detail::usable_cpus();
+  REQUIRE(!usable.empty());
+  cuda_backend backend{cuda_options{.workers = 2, .cpus = {usable.back()}}};
+  static std::atomic<int> ran_on{-1};
+  ran_on = -1;
+  backend.host_async({}, {[](void*) noexcept { ran_on = sched_getcpu(); }, nullptr}, {});
+  backend.sync_until([] { return ran_on.load() >= 0; });
+  CHECK(ran_on.load() == usable.back());
+  const cuda_options none{.workers = 1, .cpus = {usable.back() + 1}};
+  CHECK_THROWS_AS(cuda_backend{none}, std::invalid_argument);
+  no_error_is_left();
 }
 
 TEST_CASE("a backend of another device leaves the current one current") {

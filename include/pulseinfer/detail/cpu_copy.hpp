@@ -4,17 +4,19 @@
 ///
 /// One core reads as fast as it has reads under way, and a unit that begins somewhere else is not
 /// foreseen by the hardware. So two units are copied at a time, in turns: each turn gives the
-/// hardware's prefetch of the other one time to get ahead; the first lines of the next two are asked
-/// for meanwhile, and the pages of the two after those are touched, so that their addresses are
-/// translated when they are needed. What has no partner is copied as two halves.
+/// hardware's prefetch of the other one time to get ahead; the first lines of the next two are
+/// asked for meanwhile, and the pages of the two after those are touched, so that their addresses
+/// are translated when they are needed. What has no partner is copied as two halves.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <span>
+#include <type_traits>
 
 #include <unistd.h>
 
@@ -324,8 +326,8 @@ void copy_group_by(const copy_group& group, const copy_group& next,
 #endif
 }
 
-/// Makes groups of the copies between a chunk and scattered units: adjacent units become one run, two
-/// runs of the same length a pair, and a long run without a partner two halves.
+/// Makes groups of the copies between a chunk and scattered units: adjacent units become one run,
+/// two runs of the same length a pair, and a long run without a partner two halves.
 ///
 /// @tparam Byte  of the scattered side: const where it is read, plain where it is written
 template <class Byte>
@@ -430,17 +432,19 @@ void copy_units(copy_path path, store_hint hint, unit_groups<Byte> groups) noexc
   if (hint == store_hint::streaming && path != copy_path::portable) fence_stores();
 }
 
-/// Bytes of the last-level cache that a CPU shares with its neighbours, as the system tells, once; 32
-/// MiB where it does not. (sysconf tells what a whole socket has, which on some machines is several
-/// caches.)
+/// Bytes of the last-level cache that a CPU shares with its neighbours, as the system tells, once;
+/// 32 MiB where it does not. (sysconf tells what a whole socket has, which on some machines is
+/// several caches.)
 [[nodiscard]] inline std::int64_t last_level_cache_bytes() noexcept {
   static const std::int64_t found = []() -> std::int64_t {
-    long long kib = 0;
     if (std::FILE* file = std::fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "r")) {
-      if (std::fscanf(file, "%lldK", &kib) != 1) kib = 0;
+      char text[32] = {};
+      const bool is_read = std::fgets(text, sizeof text, file) != nullptr;
       std::fclose(file);
+      char* unit = text;
+      const long long kib = is_read ? std::strtoll(text, &unit, 10) : 0;
+      if (kib > 0 && *unit == 'K') return std::int64_t{kib} * 1024;
     }
-    if (kib > 0) return std::int64_t{kib} * 1024;
 #if defined(_SC_LEVEL3_CACHE_SIZE)
     if (const long bytes = sysconf(_SC_LEVEL3_CACHE_SIZE); bytes > 0) return bytes;
 #endif

@@ -23,7 +23,8 @@ inline constexpr std::size_t huge_page_bytes = std::size_t{2} << 20;
 ///
 /// Scattered units lie on more pages than a TLB holds. Large blocks begin at a huge page and ask
 /// for such pages: a wish that the system may refuse, and nothing else changes then. What is left
-/// behind the last whole huge page stays on small ones, so that no more is taken than was asked for.
+/// behind the last whole huge page stays on small ones, so that no more is taken than was asked
+/// for.
 ///
 /// @param bytes      more than 0
 /// @param alignment  a power of two, at least that of a pointer

@@ -20,6 +20,15 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
+/// Tells a CPU that its thread only looks at a value again and again.
+inline void relax_cpu() noexcept {
+#if defined(__x86_64__)
+  asm volatile("pause");
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 /// Lets other threads run as long as the condition holds, for 50 us at most: what is soon over is
 /// over without the time that it takes to wake a thread.
 template <class Condition>
@@ -61,9 +70,9 @@ class backoff {
 /// workers. Handing over a task allocates nothing once the list has grown to the number of tasks in
 /// flight.
 ///
-/// A worker that runs out of tasks looks for the next one for a little while before it sleeps: the
-/// tasks of a transfer follow each other closely, and to wake a thread costs more than a task's
-/// whole hand-over.
+/// Where there are CPUs to spare, a worker that runs out of tasks looks for the next one for a
+/// little while before it sleeps: a transfer's tasks follow each other closely, and to wake a
+/// thread takes several microseconds of the one that hands over, and of the task.
 ///
 /// @tparam Event  the backend's event
 /// @tparam Poll   `event_state(const Event&) noexcept`; where it has `enter_thread()`, each worker
@@ -75,7 +84,11 @@ class host_workers {
   /// @param threads  1 to 1024
   /// @param cpus     those on which the threads may run; empty: any
   /// @throws std::invalid_argument  naming the count, or the CPU that cannot be used
-  host_workers(int threads, Poll poll, std::span<const int> cpus = {}) : poll_(poll), cpus_(cpus) {
+  host_workers(int threads, Poll poll, std::span<const int> cpus = {})
+      : host_workers(threads, poll, cpus, time_to_look(threads, cpus.size())) {}
+  /// The same, with the time for which an idle worker looks for a task before it sleeps.
+  host_workers(int threads, Poll poll, std::span<const int> cpus, std::chrono::microseconds look)
+      : poll_(poll), cpus_(cpus), look_(look) {
     expects(threads >= 1 && threads <= 1024, "host workers: threads is ", threads,
             ", expected 1 to 1024");
     waiting_.reserve(64);
@@ -174,24 +187,33 @@ class host_workers {
     }
   }
 
+  /// A looking worker keeps a CPU from others. Where the workers, the thread that hands over and
+  /// the streams' threads need all there are, to look would hold up what is waited for.
+  [[nodiscard]] static std::chrono::microseconds time_to_look(int threads,
+                                                              std::size_t cpus) noexcept {
+    const std::size_t there_are = cpus > 0 ? cpus : std::thread::hardware_concurrency();
+    return std::chrono::microseconds(there_are >= static_cast<std::size_t>(threads) + 2 ? 50 : 0);
+  }
+
   /// Returns when something has been handed over, or after a while.
   void look_for_news(std::unique_lock<std::mutex>& lock) {
+    if (look_.count() == 0) return;
     const std::uint64_t known = news_.load(std::memory_order_relaxed);
     ++looking_;
     lock.unlock();
-    const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(look_us);
+    const auto end = std::chrono::steady_clock::now() + look_;
+    // No yield: on a busy machine that is to sleep without being woken.
     while (news_.load(std::memory_order_relaxed) == known &&
            std::chrono::steady_clock::now() < end) {
-      std::this_thread::yield();
+      relax_cpu();
     }
     lock.lock();
     --looking_;
   }
 
-  static constexpr int look_us = 50;
-
   Poll poll_;
   thread_cpus cpus_;
+  std::chrono::microseconds look_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<entry> waiting_;
