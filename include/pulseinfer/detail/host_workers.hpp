@@ -91,7 +91,7 @@ class host_workers {
       : poll_(poll), cpus_(cpus), look_(look) {
     expects(threads >= 1 && threads <= 1024, "host workers: threads is ", threads,
             ", expected 1 to 1024");
-    waiting_.reserve(64);
+    waiting_.reserve(1024);  // of a transfer, all parts of its chunks in flight
     threads_.reserve(static_cast<std::size_t>(threads));
     for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
   }
