@@ -67,7 +67,7 @@ TEST_CASE("transfer options: each has its limits, and the error names value and 
   refuses({.way = static_cast<transfer_way>(77)}, "way is 77");
 }
 
-TEST_CASE("transfer options: a pool of another geometry is refused") {
+TEST_CASE("fault 44: a pool whose pages are not the store's blocks is refused, not misread") {
   static std::byte memory[4 * unit];
   kv_geometry other = geometry;
   other.kv_heads = 2;

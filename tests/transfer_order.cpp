@@ -124,6 +124,82 @@ bool offload_between_writers(rig& r) {
   return right;
 }
 
+/// A recall into freed pages that a late kernel of the engine still writes: true if the recall has
+/// the last word.
+bool recall_over_writers(rig& r) {
+  using enum pulseinfer::copy_direction;
+  const auto id = r.stored(1, {0, 1, 2, 3, 4, 5});
+  rig::targets units;
+  unit_list late(r.machine), after(r.machine);
+  for (std::int32_t b = 0; b < count; ++b) {
+    late.put(b, stamp(9, 0, b));
+    units.push_back({0, b, 10 + b});
+  }
+  for (std::int32_t b = 0; b < count; ++b) late.move(b, r, 0, 10 + b, host_to_device, r.stream);
+  auto t = r.recall(0, id, units).value();
+  t.sync_submitted();
+  if (t.enqueue_wait(r.stream) != wait_outcome::enqueued) return false;
+  for (std::int32_t b = 0; b < count; ++b) after.move(b, r, 0, 10 + b, device_to_host, r.stream);
+  r.machine.sync(r.stream);
+  t.sync();
+  bool right = true;
+  for (std::int32_t b = 0; b < count; ++b) right = right && after.is(b, stamp(1, 0, b));
+  return right;
+}
+
+/// Both layers into the same pages, and a reader of whole pages: true if it saw both. It waits for
+/// the layers of which it knows.
+bool read_whole_pages(rig& r, int layers_waited_for) {
+  using enum pulseinfer::copy_direction;
+  const auto id = r.stored(1, {0, 1, 2, 3, 4, 5});
+  rig::targets units;
+  for (std::int32_t b = 0; b < count; ++b) units.push_back({0, b, 10 + b});
+  std::vector<rig::ticket> tickets;
+  for (std::int32_t layer = 0; layer < 2; ++layer) {
+    tickets.push_back(r.recall(layer, id, units).value());
+  }
+  for (int i = 0; i < layers_waited_for; ++i) {
+    auto& t = tickets[static_cast<std::size_t>(i)];
+    t.sync_submitted();
+    if (t.enqueue_wait(r.stream) != wait_outcome::enqueued) return false;
+  }
+  unit_list seen[2] = {unit_list(r.machine), unit_list(r.machine)};
+  for (std::int32_t layer = 0; layer < 2; ++layer) {
+    for (std::int32_t b = 0; b < count; ++b) {
+      seen[layer].move(b, r, layer, 10 + b, device_to_host, r.stream);
+    }
+  }
+  r.machine.sync(r.stream);
+  for (auto& t : tickets) t.sync();
+  bool right = true;
+  for (std::int32_t layer = 0; layer < 2; ++layer) {
+    for (std::int32_t b = 0; b < count; ++b) {
+      right = right && seen[layer].is(b, stamp(1, layer, b));
+    }
+  }
+  return right;
+}
+
+/// An offload of pages that a recall has just been asked to fill: true if the store gets what the
+/// recall brought. The engine orders the two by the ticket, as it would a kernel of its own.
+bool offload_of_onboarding(rig& r, bool engine_waits) {
+  const auto id = r.stored(1, {0, 1, 2, 3, 4, 5});
+  const auto copy = r.store.open_sequence().value();
+  rig::targets units;
+  for (std::int32_t b = 0; b < count; ++b) units.push_back({0, b, 10 + b});
+  auto in = r.recall(0, id, units).value();
+  in.sync_submitted();
+  if (engine_waits && in.enqueue_wait(r.stream) != wait_outcome::enqueued) return false;
+  auto out = r.offload(0, copy, units).value();
+  out.sync();
+  in.sync();
+  bool right = true;
+  for (std::int32_t b = 0; b < count; ++b) {
+    right = right && r.in_store(copy, 0, b) == stamp(1, 0, b);
+  }
+  return right;
+}
+
 /// Two steps: true if all that they missed is there.
 bool recall_of_steps(rig& r) {
   const auto id = r.stored(1, {0, 1, 2, 3, 4, 5});
@@ -264,4 +340,71 @@ TEST_CASE("order: an engine that goes on after not_submitted reads too early") {
     }
   }
   CHECK(wrong > 0);
+}
+
+TEST_CASE("fault 39: a recall into freed pages comes behind the kernels that still write them") {
+  is_needed([](rig& r) { return recall_over_writers(r); }, engine, recall_scatter);
+  int dropped = 0;
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    CAPTURE(seed);
+    for (const transfer_way way : test::all_ways) {
+      CHECK(is_right(
+          seed, {}, [](rig& r) { return recall_over_writers(r); }, dropped, way));
+    }
+  }
+}
+
+TEST_CASE("fault 38: who reads whole pages waits for every layer") {
+  int dropped = 0;
+  std::uint64_t wrong = 0;
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    CAPTURE(seed);
+    CHECK(is_right(
+        seed, {}, [](rig& r) { return read_whole_pages(r, 2); }, dropped));
+    if (!is_right(
+            seed, {}, [](rig& r) { return read_whole_pages(r, 1); }, dropped)) {
+      ++wrong;
+    }
+  }
+  CHECK(wrong > 0);
+}
+
+TEST_CASE("fault 35: what is offloaded from pages that are being filled is what fills them") {
+  int dropped = 0;
+  std::uint64_t wrong = 0;
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    CAPTURE(seed);
+    CHECK(is_right(
+        seed, {}, [](rig& r) { return offload_of_onboarding(r, true); }, dropped));
+    if (!is_right(
+            seed, {}, [](rig& r) { return offload_of_onboarding(r, false); }, dropped)) {
+      ++wrong;
+    }
+  }
+  CHECK(wrong > 0);
+}
+
+TEST_CASE("fault 35: of two units that a slot gets one after the other it holds the second") {
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    CAPTURE(seed);
+    backend machine(pulseinfer::fuzzed{.seed = seed}, {});
+    rig r(machine, {.capacity_units = 1, .chunk_units = 1});
+    std::vector<rig::ticket> tickets;
+    for (std::int32_t b = 0; b < 2; ++b) r.pages.put(0, b, stamp(b + 1, 0, 0));
+    r.pages.upload(r.stream);
+    const auto first = r.store.open_sequence().value();
+    tickets.push_back(r.offload(0, first, {{0, 0, 0}}).value());
+    (void)r.store.close_sequence(first);  // its slot is still being written
+    const auto second = r.store.open_sequence().value();
+    {
+      auto refused = r.offload(0, second, {{0, 0, 1}}).value();
+      refused.sync();
+      // Only when the first transfer has let go of the slot is it the second one's.
+      CHECK((refused.status(0) == unit_status::refused || tickets.front().is_final()));
+    }
+    tickets.front().sync();
+    auto again = r.offload(0, second, {{0, 0, 1}}).value();
+    again.sync();
+    CHECK(r.in_store(second, 0, 0) == stamp(2, 0, 0));
+  }
 }
