@@ -350,3 +350,20 @@ TEST_CASE("calibration: bad options are refused by name") {
   refuses({.ways = {static_cast<transfer_way>(9)}},
           "calibrate: unknown (9) is no way that has a cost");
 }
+
+TEST_CASE("calibration: on a machine that is slower than the budget every way has a cost") {
+  int asked = 0;
+  const auto slow = [&asked](transfer_way, const transfer_shape&) {
+    ++asked;
+    return 10.0;  // ten seconds each
+  };
+  const calibration_options options;
+  const transfer_costs costs = calibrate(slow, options);
+  for (const transfer_way way : options.ways) {
+    CAPTURE(static_cast<int>(way));
+    REQUIRE(costs.find(way) != nullptr);
+    CHECK(costs.predict(way, {.units = 16, .pieces = 16, .bytes = 16 << 10}) ==
+          doctest::Approx(10));
+  }
+  CHECK(asked <= 2 * static_cast<int>(options.ways.size()));  // and no more than that
+}

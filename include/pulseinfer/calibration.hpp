@@ -29,7 +29,8 @@ struct calibration_options {
   std::int64_t most_entries = 4096;
   std::int64_t max_transfer_bytes = 128 << 20;  ///< of one measured transfer
   std::int32_t max_transfers = 4000;            ///< measured in all
-  double max_seconds = 0.7;                     ///< that all of them take, but for the last few
+  /// That all of them take, but for the last few. Each way is measured once at least.
+  double max_seconds = 0.7;
   /// What to measure; the cheapest is chosen among them.
   std::vector<transfer_way> ways = {transfer_way::staged, transfer_way::direct,
                                     transfer_way::batched, transfer_way::pull};
@@ -164,7 +165,8 @@ class calibrator {
     column.seconds.fill(std::numeric_limits<double>::infinity());
     const transfer_shape shape = shape_of(row, entry_bytes);
     for (const transfer_way way : options_.ways) {
-      if ((wanted >> index(way) & 1u) == 0 || !may_go_on()) continue;
+      // The first column is measured whatever it takes: no way is left without a cost.
+      if ((wanted >> index(way) & 1u) == 0 || (has_columns_ && !may_go_on())) continue;
       if (!std::exchange(warm_[index(way)], true)) (void)measure_once(way, shape);
       column.seconds[index(way)] = measure_once(way, shape);
     }
@@ -180,6 +182,7 @@ class calibrator {
         row.columns.begin(), row.columns.end(), entry_bytes,
         [](const cost_column& c, std::int64_t bytes) { return c.entry_bytes < bytes; });
     row.columns.insert(at, column);
+    has_columns_ = true;
   }
 
   /// Entry sizes in steps of 2, counts in steps of 4, small transfers first: what a short budget
@@ -200,7 +203,7 @@ class calibrator {
       return counts[a.first] * a.second < counts[b.first] * b.second;
     });
     for (const auto& [row, size] : grid) {
-      if (may_go_on()) measure_column(rows_[row], size, ~0u);
+      if (!has_columns_ || may_go_on()) measure_column(rows_[row], size, ~0u);
     }
   }
 
@@ -325,6 +328,7 @@ class calibrator {
   calibration_options options_;
   std::vector<cost_rows> rows_;
   std::array<bool, way_names.size()> warm_{};
+  bool has_columns_ = false;
   double allowed_ = 1;  ///< share of the budget
   std::int32_t transfers_ = 0;
   double spent_ = 0;
