@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recall on a GPU: the staged way against one copy for each block and plane, and against one bulk copy
-// from pinned memory, which is as fast as the link goes.
+// Recall on a GPU by every way, against one bulk copy from pinned memory, which is as fast as the link
+// goes.
 //
 // Units of 4 to 256 KiB, 64 to 16,384 of them, scattered in the store, into pages of their own; the
-// time from the call until the host sees the end, medians of runs in turn. Where kernels are run by
-// the CPU times mean nothing: one small size runs once, and nothing is reported.
+// time from the call until the host sees the end, medians of runs in turn. `automatic` goes by a
+// calibration of this machine, done once before. Where kernels are run by the CPU times mean
+// nothing: one small size runs once, and nothing is reported.
 #include <benchmark/benchmark.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -53,12 +57,26 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-/// Seconds of each way, one entry a run.
+constexpr transfer_way ways[] = {transfer_way::staged,    transfer_way::direct,
+                                 transfer_way::batched,   transfer_way::pull,
+                                 transfer_way::per_block, transfer_way::automatic};
+
+/// Seconds of each way, one entry a run, in the order of `ways`.
 struct seconds {
-  std::vector<double> staged;
-  std::vector<double> per_block;
+  std::array<std::vector<double>, std::size(ways)> by_way;
   std::vector<double> bulk;
+  transfer_way chosen = transfer_way::automatic;  ///< by `automatic`
 };
+
+const transfer_costs& costs_of_this_machine(const cuda_backend& backend) {
+  static const transfer_costs costs =
+      backend.measures_time()
+          ? calibrate_machine(backend)
+          : calibrate_machine(backend,
+                              {.most_entry_bytes = 4096, .most_entries = 16, .max_transfers = 8},
+                              1 << 20);
+  return costs;
+}
 
 seconds measure(cuda_backend backend, const kv_geometry& g, std::int32_t units, int runs) {
   const block_layout layout = nhd_layout(g, units);
@@ -84,16 +102,19 @@ seconds measure(cuda_backend backend, const kv_geometry& g, std::int32_t units, 
                                                 static_cast<std::size_t>(bulk_bytes(bytes)));
   std::memset(source.data(), 1, source.bytes());
 
-  const transfer_options options{.transfers_in_flight = 2, .max_rows = 1, .max_units = units};
-  transfer_options direct = options;
-  direct.way = transfer_way::per_block;
-  transfer_engine staged(backend, store, pool, options);
-  transfer_engine per_block(backend, store, pool, direct);
+  transfer_engine engine(backend, store, pool,
+                         {.transfers_in_flight = 2,
+                          .max_rows = 1,
+                          .max_units = units,
+                          .costs = costs_of_this_machine(backend)});
   auto stream = backend.make_stream(stream_priority::normal);
-  const auto recall = [&](auto& engine) {
+  seconds s;
+  const auto recall = [&](transfer_way way) {
+    engine.set_way(way);
     auto ticket = engine.recall_units(0, {&sequence, 1}, targets, stream).value();
     ticket.sync();
     if (ticket.report().moved != units) throw std::runtime_error("a recall lost units");
+    if (way == transfer_way::automatic) s.chosen = ticket.report().way;
     return static_cast<double>(ticket.report().ended_ns - ticket.report().requested_ns) * 1e-9;
   };
   const auto copy = [&] {
@@ -104,15 +125,13 @@ seconds measure(cuda_backend backend, const kv_geometry& g, std::int32_t units, 
     return static_cast<double>(backend.now_ns() - begin) * 1e-9;
   };
 
-  seconds s;
   for (int run = -1; run < runs; ++run) {  // the first one warms up
-    const double a = recall(per_block);
-    const double b = recall(staged);
-    const double c = copy();
-    if (run < 0) continue;
-    s.per_block.push_back(a);
-    s.staged.push_back(b);
-    s.bulk.push_back(c);
+    for (std::size_t i = 0; i < std::size(ways); ++i) {
+      const double taken = recall(ways[i]);
+      if (run >= 0) s.by_way[i].push_back(taken);
+    }
+    const double taken = copy();
+    if (run >= 0) s.bulk.push_back(taken);
   }
   return s;
 }
@@ -129,7 +148,7 @@ void transfer(benchmark::State& state) {
   for (auto _ : state) {
     if (!runs) continue;
     s = measure(backend, g, units, times_mean_something ? 9 : 1);
-    if (times_mean_something) state.SetIterationTime(median(s.staged));
+    if (times_mean_something) state.SetIterationTime(median(s.by_way[0]));
   }
   if (!runs || !times_mean_something) {
     state.SetLabel(runs                   ? "ran; times mean nothing on this runtime"
@@ -137,20 +156,24 @@ void transfer(benchmark::State& state) {
                                           : "left out: times mean nothing on this runtime");
     return;
   }
-  const double payload = static_cast<double>(bytes);
-  const double staged = payload / median(s.staged);
-  const double per_block = payload / median(s.per_block);
-  const double bulk = static_cast<double>(bulk_bytes(bytes)) / median(s.bulk);
   const std::string size = "_" + std::to_string(kib) + "k_" + std::to_string(units);
   const auto note = [&](const std::string& name, double value) {
     state.counters[name] = value;
     pulseinfer_bench::report("gpu_" + name + size, value);
   };
-  note("staged_bytes_per_second", staged);
-  note("per_block_bytes_per_second", per_block);
+  const double bulk = static_cast<double>(bulk_bytes(bytes)) / median(s.bulk);
   note("bulk_bytes_per_second", bulk);
-  note("staged_vs_per_block", staged / per_block);
-  note("staged_vs_bulk", staged / bulk);
+  std::array<double, std::size(ways)> speed{};
+  double best = 0;
+  for (std::size_t i = 0; i < std::size(ways); ++i) {
+    speed[i] = static_cast<double>(bytes) / median(s.by_way[i]);
+    note(std::string(name_of(ways[i])) + "_bytes_per_second", speed[i]);
+    if (ways[i] != transfer_way::automatic) best = std::max(best, speed[i]);
+  }
+  note("staged_vs_bulk", speed[0] / bulk);
+  note("staged_vs_per_block", speed[0] / speed[4]);
+  note("auto_vs_best_way", best / speed[5]);
+  state.SetLabel("automatic went " + std::string(name_of(s.chosen)));
 }
 
 BENCHMARK(transfer)

@@ -91,16 +91,20 @@ class offload_pipeline
   void store_chunk(job& j) noexcept {
     state& s = *j.owner;
     const bool ok = this->backend_.poll(j.at->drained) == event_state::done;
-    const std::byte* from = j.at->host + this->shape_.list_bytes + this->shape_.head_bytes;
-    for (std::size_t i = 0; i < j.count; ++i, from += this->unit_size()) {
+    if (ok) {
+      auto** const to = reinterpret_cast<std::byte**>(j.at->host);
+      for (std::size_t i = 0; i < j.count; ++i) to[i] = s.at(j.first + i).host;
+      scatter_from(j.at->host + this->shape_.list_bytes + this->shape_.head_bytes, {to, j.count},
+                   this->store_->unit_bytes());
+    }
+    // A unit is readable from its commit on: behind the call, which ends with a fence.
+    for (std::size_t i = 0; i < j.count; ++i) {
       unit_move& unit = s.at(j.first + i);
+      unit.status = ok ? unit_status::moved : unit_status::failed;
       if (ok) {
-        scatter_from(from, {&unit.host, 1}, this->store_->unit_bytes());
         this->store_->commit(unit.slot);
-        unit.status = unit_status::moved;
       } else {
         this->store_->abort(unit.slot);
-        unit.status = unit_status::failed;
       }
     }
     this->staging_.release(*j.at);
