@@ -14,7 +14,7 @@
 //   median of time of the contiguous copy / time of the gather.
 // - gather_vs_best_simple_loop: the faster of one memcpy a unit and one loop of streaming stores a
 //   unit, of the same kind of units into the same ring; the worst over units of 2 KiB to 1 MiB and
-//   rings of 1 to 256 MiB, and the geometric mean.
+//   rings of 1 to 256 MiB, and the geometric mean. With PULSEINFER_BENCH_VERBOSE set, each of them.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -112,6 +112,12 @@ class source_pool {
 source_pool& pool() {
   static source_pool the_pool;
   return the_pool;
+}
+
+/// What every figure was measured under.
+std::string conditions() {
+  return "; source not cached; " + std::to_string(std::lround(100 * pool().huge_pages())) +
+         "% of it on pages of 2 MiB; 1 thread";
 }
 
 /// Streaming stores as one writes them: 32 bytes at a time where the machine can.
@@ -274,7 +280,7 @@ void against_contiguous(benchmark::State& state, const std::string& key, std::si
   state.counters["streaming_GBps"] = gigabytes(contestants[2]);
   state.counters["our_copy_GBps"] = gigabytes(contestants[3]);
   state.counters["huge_pages"] = pool().huge_pages();
-  state.SetLabel("best contiguous: " + best + "; source not cached; pages of 2 MiB; 1 thread");
+  state.SetLabel("best contiguous: " + best + conditions());
   pulseinfer_bench::report(key, ratio);
 }
 
@@ -341,7 +347,7 @@ void against_simple_loops(benchmark::State& state) {
   state.counters["worst"] = worst;
   state.counters["mean"] = mean;
   state.counters["huge_pages"] = pool().huge_pages();
-  state.SetLabel("worst: " + worst_at + "; source not cached; pages of 2 MiB; 1 thread");
+  state.SetLabel("worst: " + worst_at + conditions());
   pulseinfer_bench::report("gather_vs_best_simple_loop", worst);
   pulseinfer_bench::report("gather_vs_best_simple_loop_mean", mean);
 }

@@ -76,7 +76,7 @@ inline void fence_stores() noexcept {
 #if defined(__x86_64__)
   asm volatile("sfence" ::: "memory");
 #elif defined(__aarch64__)
-  asm volatile("dmb ishst" ::: "memory");
+  asm volatile("dmb oshst" ::: "memory");
 #endif
 }
 
@@ -176,9 +176,12 @@ struct neon_lines {
 inline constexpr std::size_t cache_line_bytes = 64;
 /// What one stream copies before it is the other one's turn.
 inline constexpr std::size_t copy_turn_bytes = 512;
-/// How much of a next copy is asked for at once, and in all.
-inline constexpr std::size_t prefetch_first_bytes = 256;
+/// How much of a next copy is asked for in all, and how much of that at once: more where the copy
+/// is short, and there is less time for the rest.
 inline constexpr std::size_t prefetch_bytes = 2560;
+[[nodiscard]] inline std::size_t prefetch_first_bytes(std::size_t bytes) noexcept {
+  return bytes <= (8 << 10) ? 512 : 256;
+}
 /// It is asked for no earlier than while this much is left to copy, lest it has gone again.
 inline constexpr std::size_t prefetch_window_bytes = 16 << 10;
 
@@ -226,8 +229,9 @@ inline void copy_streams(std::byte* const* to, const std::byte* const* from, std
       copy_turn<Lines, Hint>(to_1 + at, from_1 + at, ahead_1, ahead_1);
     }
   }
+  const std::size_t first = std::min(wanted, prefetch_first_bytes(next.bytes));
   std::size_t asked = 0;
-  for (; asked < std::min(wanted, prefetch_first_bytes); asked += cache_line_bytes) {
+  for (; asked < first; asked += cache_line_bytes) {
     prefetch_line(ahead_0 + asked);
     if constexpr (Streams == 2) prefetch_line(ahead_1 + asked);
   }
