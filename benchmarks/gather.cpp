@@ -29,6 +29,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -57,13 +58,13 @@ double share_on_huge_pages(const void* begin, std::size_t bytes) {
   double found = 0;
   char line[512];
   while (std::fgets(line, sizeof line, file) != nullptr) {
-    unsigned long long first = 0;
-    unsigned long long last = 0;
-    unsigned long long huge = 0;
-    if (std::sscanf(line, "%llx-%llx ", &first, &last) == 2) {
-      is_inside = first < from + bytes && last > from;
-    } else if (is_inside && std::sscanf(line, "AnonHugePages: %llu kB", &huge) == 1) {
-      found += static_cast<double>(huge) * kib;
+    constexpr std::string_view key = "AnonHugePages:";
+    char* end = nullptr;
+    const unsigned long long first = std::strtoull(line, &end, 16);  // "7f00-7f80 rw-p ..."
+    if (end != line && *end == '-') {
+      is_inside = first < from + bytes && std::strtoull(end + 1, nullptr, 16) > from;
+    } else if (is_inside && std::string_view(line).starts_with(key)) {
+      found += static_cast<double>(std::strtoull(line + key.size(), nullptr, 10)) * kib;
     }
   }
   std::fclose(file);
