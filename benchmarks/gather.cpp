@@ -14,7 +14,7 @@
 //   median of time of the contiguous copy / time of the gather.
 // - gather_vs_best_simple_loop: the faster of one memcpy a unit and one loop of streaming stores a
 //   unit, of the same kind of units into the same ring; the worst over units of 2 KiB to 1 MiB and
-//   rings of 1 to 256 MiB, and the geometric mean.
+//   rings of 1 to 256 MiB, and the geometric mean. With PULSEINFER_BENCH_VERBOSE set, each of them.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -29,6 +29,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -57,13 +58,13 @@ double share_on_huge_pages(const void* begin, std::size_t bytes) {
   double found = 0;
   char line[512];
   while (std::fgets(line, sizeof line, file) != nullptr) {
-    unsigned long long first = 0;
-    unsigned long long last = 0;
-    unsigned long long huge = 0;
-    if (std::sscanf(line, "%llx-%llx ", &first, &last) == 2) {
-      is_inside = first < from + bytes && last > from;
-    } else if (is_inside && std::sscanf(line, "AnonHugePages: %llu kB", &huge) == 1) {
-      found += static_cast<double>(huge) * kib;
+    constexpr std::string_view key = "AnonHugePages:";
+    char* end = nullptr;
+    const unsigned long long first = std::strtoull(line, &end, 16);  // "7f00-7f80 rw-p ..."
+    if (end != line && *end == '-') {
+      is_inside = first < from + bytes && std::strtoull(end + 1, nullptr, 16) > from;
+    } else if (is_inside && std::string_view(line).starts_with(key)) {
+      found += static_cast<double>(std::strtoull(line + key.size(), nullptr, 10)) * kib;
     }
   }
   std::fclose(file);
@@ -112,6 +113,12 @@ class source_pool {
 source_pool& pool() {
   static source_pool the_pool;
   return the_pool;
+}
+
+/// What every figure was measured under.
+std::string conditions() {
+  return "; source not cached; " + std::to_string(std::lround(100 * pool().huge_pages())) +
+         "% of it on pages of 2 MiB; 1 thread";
 }
 
 /// Streaming stores as one writes them: 32 bytes at a time where the machine can.
@@ -274,7 +281,7 @@ void against_contiguous(benchmark::State& state, const std::string& key, std::si
   state.counters["streaming_GBps"] = gigabytes(contestants[2]);
   state.counters["our_copy_GBps"] = gigabytes(contestants[3]);
   state.counters["huge_pages"] = pool().huge_pages();
-  state.SetLabel("best contiguous: " + best + "; source not cached; pages of 2 MiB; 1 thread");
+  state.SetLabel("best contiguous: " + best + conditions());
   pulseinfer_bench::report(key, ratio);
 }
 
@@ -341,7 +348,7 @@ void against_simple_loops(benchmark::State& state) {
   state.counters["worst"] = worst;
   state.counters["mean"] = mean;
   state.counters["huge_pages"] = pool().huge_pages();
-  state.SetLabel("worst: " + worst_at + "; source not cached; pages of 2 MiB; 1 thread");
+  state.SetLabel("worst: " + worst_at + conditions());
   pulseinfer_bench::report("gather_vs_best_simple_loop", worst);
   pulseinfer_bench::report("gather_vs_best_simple_loop_mean", mean);
 }

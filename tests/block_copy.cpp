@@ -395,9 +395,9 @@ TEST_CASE("block copy: the CPU joins and deals out the same bytes, however they 
 TEST_CASE("block copy: a ring that stays in the cache is written there, a larger one past it") {
   using pulseinfer::store_hint;
   CHECK(pulseinfer::stores_for_ring(0) == store_hint::cached);
-  CHECK(pulseinfer::stores_for_ring(1 << 16) == store_hint::cached);
+  CHECK(pulseinfer::stores_for_ring(1 << 14) == store_hint::cached);
   CHECK(pulseinfer::stores_for_ring(std::int64_t{1} << 40) == store_hint::streaming);
   const std::int64_t cache = pulseinfer::detail::last_level_cache_bytes();
-  CHECK(pulseinfer::stores_for_ring(cache / 4) == store_hint::cached);
-  CHECK(pulseinfer::stores_for_ring(cache / 4 + 1) == store_hint::streaming);
+  CHECK(pulseinfer::stores_for_ring(cache / 16) == store_hint::cached);
+  CHECK(pulseinfer::stores_for_ring(cache / 16 + 1) == store_hint::streaming);
 }

@@ -184,13 +184,13 @@ static_assert(std::is_trivially_copyable_v<pull_units>);
 ///
 /// A ring that stays in the last-level cache is written there: nothing is read from memory but the
 /// units. A larger one is not in the cache when its turn comes again, and each line of it would be
-/// read only to be overwritten: it is written past the cache. Others use the cache as well, so that
-/// a quarter of it is where the one begins to win over the other (measured: docs/design.md).
+/// read only to be overwritten: it is written past the cache. Others use the cache as well: what is
+/// certain to stay is a sixteenth of it (measured, docs/design.md).
 ///
 /// @param ring_bytes  of all chunks together, as the staging of a transfer_engine
 [[nodiscard]] inline store_hint stores_for_ring(std::int64_t ring_bytes) noexcept {
-  return ring_bytes <= detail::last_level_cache_bytes() / 4 ? store_hint::cached
-                                                            : store_hint::streaming;
+  return ring_bytes <= detail::last_level_cache_bytes() / 16 ? store_hint::cached
+                                                             : store_hint::streaming;
 }
 
 /// Joins scattered units in a chunk, on the CPU. Units that are adjacent are copied as one; the
