@@ -109,8 +109,8 @@ class block_store {
     const std::atomic<std::int32_t>* table_ = nullptr;
   };
 
-  /// @throws std::invalid_argument  on a bad geometry, a capacity below one unit, counts below 1, or
-  ///                                a checksum without a hash
+  /// @throws std::invalid_argument  on a bad geometry, a capacity below one unit, counts below 1,
+  ///                                or a checksum without a hash
   /// @throws out_of_memory          when the payload cannot be had
   block_store(Backend backend, const kv_geometry& geometry, const block_store_options& options)
       : geometry_(checked(geometry)),
@@ -396,7 +396,7 @@ class block_store {
     return tag(address(static_cast<std::int32_t>(slot)), id, owner.layer, owner.block);
   }
 
-  /// Under the lock, so that a unit that has been written anew meanwhile is judged by its own bytes.
+  /// Under the lock, so that a unit written anew meanwhile is judged by its own bytes.
   bool drop_if_corrupt(sequence_id id, std::int32_t layer, std::int32_t block) noexcept {
     std::lock_guard lock(mutex_);
     auto& entry = table_[table_index(id.index, layer, block)];
