@@ -775,7 +775,7 @@ TEST_CASE("block store: readers see whole units while a writer evicts") {
   }
 }
 
-// --- Integrity ------------------------------------------------------------------------------------
+// --- Integrity -----------------------------------------------------------------------------------
 
 namespace {
 
@@ -872,7 +872,7 @@ TEST_CASE("block_store: a slot that another unit's writer overwrote is found, eq
   }
 }
 
-TEST_CASE("block_store: a flipped bit is found by the checksum, and by the canary where it looks") {
+TEST_CASE("block_store: a flipped bit is found by the checksum, by the canary where it looks") {
   for (const bool looked_at : {true, false}) {
     const std::int64_t at = looked_at ? large_bytes - 1 : 100;
     for (const auto kind : {pulseinfer::integrity::none, pulseinfer::integrity::canary,
@@ -892,7 +892,7 @@ TEST_CASE("block_store: a flipped bit is found by the checksum, and by the canar
   }
 }
 
-TEST_CASE("block_store: a corrupt unit is absent at once, and its slot free after the last lease") {
+TEST_CASE("block_store: a corrupt unit is absent at once, its slot free after the last lease") {
   tagged_store s(pulseinfer::integrity::checksum, 4);
   const sequence_id id = s.open();
   std::byte* const bytes = s.put(id, 0, 0, 1);

@@ -446,7 +446,7 @@ class block_store {
     return tag(address(static_cast<std::int32_t>(slot)), id, owner.layer, owner.block);
   }
 
-  /// Under the lock, so that a unit that has been written anew meanwhile is judged by its own bytes.
+  /// Under the lock, so that a unit written anew meanwhile is judged by its own bytes.
   bool drop_if_corrupt(sequence_id id, std::int32_t layer, std::int32_t block) noexcept {
     std::lock_guard lock(mutex_);
     auto entry = entry_of(id.index, layer, block);

@@ -342,6 +342,7 @@ class calibrator {
 ///
 /// @param measure  called as measure(way, shape), returns seconds; see transfer_measure. The first
 ///                 call of each way is not counted, so that it may warm up
+/// @param options  what may be asked of the machine
 /// @return  costs of the ways that could do anything; a way that could not has none
 /// @throws std::invalid_argument  on bad options, and when a measure returns no number or not more
 ///                                than 0

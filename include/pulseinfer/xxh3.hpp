@@ -3,8 +3,9 @@
 /// xxHash's XXH3 as the checksum of a store. The only header that needs anything but the standard
 /// library and CUDA; without xxhash.h it offers null, which a store refuses.
 ///
-///     block_store store(backend, geometry,
-///                       {.capacity_bytes = ..., .integrity = integrity::checksum, .checksum = xxh3});
+///     block_store store(backend, geometry, {.capacity_bytes = ...,
+///                                           .integrity = integrity::checksum,
+///                                           .checksum = xxh3});
 #pragma once
 
 #include <cstddef>

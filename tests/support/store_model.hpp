@@ -84,6 +84,7 @@ class model {
     bool open = false;
     int leases = 0;
     std::int64_t last_use = 0;
+    std::int64_t damaged = 0;  // slots that are kept for those who lease
     entry units[layers][blocks] = {};
   };
 
@@ -100,6 +101,7 @@ class model {
     store_counts c{.capacity = capacity};
     for (const sequence& s : all_) {
       if (!s.used) continue;
+      c.quarantined += s.damaged;
       const std::int64_t ready = count(s, state::ready);
       const std::int64_t writing = count(s, state::writing);
       if (!s.open) {
@@ -166,14 +168,15 @@ class twins {
         store_(backend, geometry,
                {.capacity_bytes = model::capacity * unit_bytes,
                 .max_sequences = model::sequences,
-                .max_blocks = model::blocks}) {}
+                .max_blocks = model::blocks,
+                .integrity = pulseinfer::integrity::canary}) {}
 
   /// False once the two differ.
   [[nodiscard]] bool step() {
     bool same = false;
     switch (draw_.below(16)) {
       case 0:
-        same = open();
+        same = draw_.one_in(2) ? damage() : open();
         break;
       case 1:
         same = draw_.one_in(3) ? close() : open();
@@ -256,8 +259,25 @@ class twins {
     const std::int32_t index = leases_.back().index;
     leases_.pop_back();
     // As long as it is leased it is not in the order: it enters as the most recent.
-    if (--model_.at(index).leases == 0) model_.use(index);
+    if (--model_.at(index).leases == 0) {
+      model_.use(index);
+      model_.at(index).damaged = 0;
+    }
     model_.settle(index);
+    return true;
+  }
+  /// A unit that is well stays; one with a flipped bit does not.
+  bool damage() {
+    if (leases_.empty()) return true;
+    held_lease& held = leases_[static_cast<std::size_t>(some(std::ssize(leases_)))];
+    const std::int32_t block = some(model::blocks);
+    const std::byte* const found = held.lease.find(block);
+    if (held.lease.drop_if_corrupt(block)) return false;
+    if (found == nullptr || draw_.one_in(2)) return held.lease.find(block) == found;
+    const_cast<std::byte&>(found[some(unit_bytes)]) ^= std::byte{1} << some(8);
+    if (held.lease.matches(block, found) || !held.lease.drop_if_corrupt(block)) return false;
+    model_.at(held.index).units[held.layer][block] = {};
+    ++model_.at(held.index).damaged;
     return true;
   }
   bool reserve() {
@@ -337,6 +357,7 @@ class twins {
         if (found == nullptr) continue;
         const unit at{held.layer, block};
         if (read_stamp(found) != stamp_of(id_of(held.index), at, e.version)) return false;
+        if (!held.lease.matches(block, found)) return false;
       }
       return true;
     });
