@@ -131,6 +131,10 @@ function(pulseinfer_add_test header)
     set(unit "")
     if(include_backend)
       string(APPEND unit "#include \"support/backend_${backend}.${support}\"\n")
+      file(STRINGS "${header}.cpp" uses_rig REGEX "#include \"support/[a-z_]*rig.hpp\"" LIMIT_COUNT 1)
+      if(uses_rig)
+        string(APPEND unit "#include \"support/instances.hpp\"\n")
+      endif()
     endif()
     string(APPEND unit "#include \"${header}.cpp\"\n")
     set(unit_file "${CMAKE_CURRENT_BINARY_DIR}/${header}.${backend}.${extension}")
@@ -145,6 +149,16 @@ function(pulseinfer_add_test header)
         target_link_libraries(${program} PRIVATE pulseinfer::cuda)
       endif()
       pulseinfer_own_target(${program})
+      set(instances "${CMAKE_CURRENT_BINARY_DIR}/instances.${backend}.${extension}")
+      file(CONFIGURE OUTPUT "${instances}" @ONLY CONTENT
+        "#include \"support/backend_${backend}.${support}\"\n#include \"support/instances.cpp\"\n")
+      target_sources(${program} PRIVATE "${instances}")
+      if(NOT is_cuda)
+        target_precompile_headers(${program} PRIVATE <doctest/doctest.h>
+          "${CMAKE_CURRENT_SOURCE_DIR}/support/backend_${backend}.${support}"
+          "${PROJECT_SOURCE_DIR}/include/pulseinfer/pulseinfer.hpp"
+          "${CMAKE_CURRENT_SOURCE_DIR}/support/offload_rig.hpp")
+      endif()
       # They ask whether, not how fast: this halves the time it takes to build them.
       target_compile_options(${program} PRIVATE
         "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:-O1>"
