@@ -42,10 +42,11 @@ struct locate_misses {
   PULSEINFER_HD void operator()(std::int64_t row, Group group) const {
     const std::int64_t first = settle_misses::misses_before(miss_counts, row, group);
     const std::int64_t count = miss_counts[row];
+    const store_view view = views[row];  // once: it may lie in host memory
     for (std::int64_t i = group.rank(); i < count; i += group.size()) {
       const unit_miss& miss = misses[row * k + i];
       pages[first + i] = miss.page;
-      sources[first + i] = views[row].find(miss.block);
+      sources[first + i] = view.find(miss.block);
     }
     if (row == rows - 1 && group.rank() == 0) *total = static_cast<std::int32_t>(first + count);
   }
@@ -54,7 +55,8 @@ static_assert(std::is_trivially_copyable_v<locate_misses>);
 
 }  // namespace detail
 
-/// Sizes of a puller, and what it takes of the device.
+/// Sizes of a puller, and what it takes of the device. Of each CTA 4 KiB are on the link at a time:
+/// with 1.5 us from request to answer, 16 would be good for some 40 GB/s.
 struct puller_options {
   std::int32_t max_rows = 16;       ///< rows of a step
   std::int32_t budget_blocks = 64;  ///< of the hot buffer
