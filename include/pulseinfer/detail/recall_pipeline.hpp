@@ -100,7 +100,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
 
   /// Reads what the resolve kernel mirrored.
   void collect_misses(state& s) {
-    if (this->backend_.poll(s.ready) == event_state::failed) {
+    if (this->backend_.poll(s.ready) != event_state::done) {  // or it cannot be asked any more
       throw device_error("recall: the work before it on the engine's stream has failed");
     }
     for (std::int32_t row = 0; row < s.step->rows(); ++row) {

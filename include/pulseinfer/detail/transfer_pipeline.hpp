@@ -73,11 +73,19 @@ class transfer_pipeline {
   /// Blocks until no transfer is under way and every chunk is back. `Derived`'s destructor calls it
   /// first.
   void sync_all() noexcept {
-    backend_.sync_until([this] {
+    const auto is_idle = [this] {
       return std::all_of(states_.begin(), states_.end(),
                          [](const auto& s) { return s->is_final(); }) &&
              staging_.available() == staging_.size();
-    });
+    };
+    while (!is_idle()) {
+      try {
+        backend_.sync_until(is_idle);
+      } catch (...) {
+        // A stream has failed; the tasks of its transfers still end them.
+        std::this_thread::yield();
+      }
+    }
   }
 
   /// Takes a state and the leases of its rows; null if no state is to be had. All or nothing.
