@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The transfer engine: moves units between the store and the engine's pages, both ways, in chunks
-/// whose phases overlap.
+/// The transfer engine: moves units between the store and the engine's pages, both directions, in
+/// chunks whose phases overlap. Recalls go one of several ways.
 ///
 /// The caller's thread checks, records one event and hands over a host task. Everything else runs
 /// on the backend's workers and on the library's own streams (see detail/recall_pipeline.hpp and
@@ -32,6 +32,9 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 /// Order: a recall's pages are written after everything that `stream` held at the call (the kernels
 /// that read them before); an offload reads its pages after the same (the kernels that wrote them).
 /// Use of the pages afterwards is ordered by `ticket::enqueue_wait`.
+///
+/// Transfers share the link chunk by chunk; a small one passes a long one at the next chunk. Recalls
+/// go before offloads on the workers and on the device.
 ///
 /// Errors: a broken precondition throws and changes nothing. A failure later is in the ticket:
 /// units say which, the store keeps what it had, and the pages of failed units are not ready. After
@@ -116,7 +119,8 @@ class transfer_engine {
   /// @param units      each a row of `sequences`, a block of it and a distinct page id of the pool;
   ///                   host memory, read before the call returns
   /// @param stream     the pages' readers stand on it before this call
-  /// @return as above. A block that the store lacks is `missing`, the others come
+  /// @return as above. A block that the store lacks is `missing`, one whose bytes do not match their
+  ///         tag (see integrity.hpp) is `corrupt`; the others come
   /// @throws std::invalid_argument, std::out_of_range  on a stale sequence, or a layer, row, block
   ///         or page out of range
   [[nodiscard]] std::optional<ticket<Backend>> recall_units(std::int32_t layer,
