@@ -17,6 +17,8 @@
 #include <thread>
 #include <vector>
 
+#include "pulseinfer/backend/cuda.cuh"
+
 #if __has_include("ptxsim_stats.h")
 #include "ptxsim_stats.h"
 #define PULSEINFER_TEST_HAS_STATS 1

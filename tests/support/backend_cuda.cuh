@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The CUDA backend as the backend under test.
+/// The CUDA backend as the backend under test, without its top-k: tests that select include
+/// pulseinfer/backend/cuda.cuh as well.
 #pragma once
 
 #include <doctest/doctest.h>
 
-#include "pulseinfer/backend/cuda.cuh"
+#include "pulseinfer/backend/cuda_core.cuh"
 #include "support/hold.hpp"
 
 namespace test {
