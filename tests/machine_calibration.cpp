@@ -19,7 +19,6 @@ namespace {
 using test::backend;
 using rig = test::offload_rig<backend>;
 using pulseinfer::transfer_costs;
-using pulseinfer::transfer_shape;
 using pulseinfer::transfer_way;
 
 /// Few and small transfers.

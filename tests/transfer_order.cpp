@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,15 @@ class unit_list {
         bytes_(machine, static_cast<std::size_t>(count * rig::geometry.unit_bytes())) {
     bytes_.fill(std::byte{0});
   }
+  unit_list(const unit_list&) = delete;
+  unit_list& operator=(const unit_list&) = delete;
+  /// A scenario without a wait may end early, and leave copies under way.
+  ~unit_list() {
+    try {
+      if (used_by_) machine_.sync(*used_by_);
+    } catch (const std::exception&) {
+    }
+  }
   void put(std::int32_t i, const test::unit_bytes& unit) {
     std::copy(unit.begin(), unit.end(), at(i));
   }
@@ -50,6 +60,7 @@ class unit_list {
   /// Enqueues the copy of unit i from or to a page.
   void move(std::int32_t i, const rig& r, std::int32_t layer, std::int64_t page,
             pulseinfer::copy_direction direction, backend::stream_ref stream) {
+    used_by_ = stream;
     const auto& layout = r.pages.pool().layout();
     for (int plane = 0; plane < 2; ++plane) {
       void* const here = at(i) + plane * layout.plane[0].strip_bytes;
@@ -66,6 +77,7 @@ class unit_list {
   }
   backend machine_;
   test::pinned_array<std::byte, backend> bytes_;
+  std::optional<backend::stream_ref> used_by_;
 };
 
 /// A recall into pages that the engine has just read, and reads again: true if it saw the old bytes

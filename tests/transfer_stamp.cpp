@@ -33,7 +33,6 @@ using plain = test::backend;
 using backend = test::failing_backend<plain>;
 using rig = test::offload_rig<backend>;
 using pulseinfer::device_error;
-using pulseinfer::transfer_phase;
 using pulseinfer::unit_status;
 using test::job;
 

@@ -214,8 +214,11 @@ inline void gather_into(std::byte* chunk, std::span<const std::byte* const> sour
 /// Deals the units of a chunk out, on the CPU: gather_into's way back. A null destination is passed
 /// over.
 ///
-/// @param hint  how the units are stored. A store is larger than the cache, and what has just been
-///              offloaded is not read soon: it is streamed.
+/// @param chunk         [destinations, unit_bytes]
+/// @param destinations  one address a unit
+/// @param unit_bytes    of one unit
+/// @param hint          how the units are stored. A store is larger than the cache, and what has
+///                      just been offloaded is not read soon: it is streamed
 inline void scatter_from(const std::byte* chunk, std::span<std::byte* const> destinations,
                          std::int64_t unit_bytes,
                          store_hint hint = store_hint::streaming) noexcept {

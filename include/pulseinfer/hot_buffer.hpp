@@ -255,7 +255,8 @@ class hot_buffer {
   /// to: that a request of a held step has pages, and that they are taken back only when no replay
   /// that resolves it is under way (`try_take_back` cannot tell).
   ///
-  /// @param rows  in [0, max_rows], the same in every replay
+  /// @param layer  in [0, layers of the pool)
+  /// @param rows   in [0, max_rows], the same in every replay
   /// @return empty when `steps_in_flight` steps have neither ended nor been discarded nor dropped
   /// @throws std::out_of_range, std::invalid_argument  on a layer or number of rows out of range
   [[nodiscard]] std::optional<resolved_step> hold_step(std::int32_t layer, std::int32_t rows) {
@@ -303,7 +304,9 @@ class hot_buffer {
 
   /// Forgets the misses of a held step that have not been settled: for a replay that failed on its
   /// way. Sync the stream first, on a failed one nothing is forgotten.
-  /// @param device_requests  those of that replay
+  /// @param step             held
+  /// @param device_requests  [step.rows], device memory: those of that replay
+  /// @param stream           of the replay
   /// @throws std::logic_error, std::invalid_argument  if the step is not held, or the array null
   void forget_held(const resolved_step& step, const std::int32_t* device_requests,
                    stream_ref stream) {
@@ -321,6 +324,7 @@ class hot_buffer {
   /// @param device_requests  [step.rows], device memory: those that it was resolved for
   /// @param sources          of the misses, row after row, null for those that did not come; device
   ///                         memory
+  /// @param stream           behind the kernel that pulled
   /// @throws std::logic_error  if the step is neither; nothing is enqueued
   void settle_pulled(const resolved_step& step, const std::int32_t* device_requests,
                      const std::byte* const* sources, stream_ref stream) {
