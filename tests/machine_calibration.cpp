@@ -69,6 +69,9 @@ TEST_CASE("machine calibration: what does not fit is not timed, and bad sizes ar
     CHECK(std::isfinite(seconds));
     CHECK(seconds > 0);
   }
+  CHECK_THROWS_AS((void)timer(transfer_way::staged, {}), std::invalid_argument);
+  CHECK_THROWS_AS((void)timer(transfer_way::staged, {.units = 4, .pieces = 4, .bytes = 0}),
+                  std::invalid_argument);
   CHECK_THROWS_AS(pulseinfer::transfer_timer<backend>(test::make_backend(), 1000),
                   std::invalid_argument);
 }

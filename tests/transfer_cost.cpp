@@ -135,9 +135,10 @@ TEST_CASE("transfer_cost: of equal ways the first, and never the baseline") {
   transfer_costs costs;
   const way_cost same{.latency = 1, .per_byte = 1};
   costs.set(transfer_way::per_block, {.latency = 1e-9});
-  CHECK_THROWS_WITH_AS((void)costs.cheapest({1, 1, 1}),
-                       "transfer_costs: no way has a cost, calibrate or load some",
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(
+      (void)costs.cheapest({1, 1, 1}),
+      "transfer_costs: no way has a cost but per_block, which is not asked, calibrate or load some",
+      std::invalid_argument);
   costs.set(transfer_way::pull, same);
   CHECK(costs.cheapest({1, 1, 1}) == way_choice{transfer_way::pull, 2});
   costs.set(transfer_way::batched, same);
@@ -259,7 +260,7 @@ TEST_CASE("transfer_cost: a text reads back to the bit") {
 }
 
 TEST_CASE("transfer_cost: comments, blank lines and carriage returns are passed over") {
-  std::string text = "# the machine in the corner\n\n  \n" + sample().to_text() + "\n# end";
+  std::string text = "# the machine in the corner\n\n  \n" + sample().to_text() + "\n# end\n";
   for (std::size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at + 2)) {
     text.insert(at, "\r");
   }
@@ -309,4 +310,19 @@ TEST_CASE("transfer_cost: a bad text is refused with its line and field") {
   CHECK(unreadable("pulseinfer transfer_costs 1 ways 2\nway pull " + terms +
                    "measured 0\nway pull " + terms + "measured 0\n") ==
         "transfer_costs: line 3: way pull stands here again");
+}
+
+TEST_CASE("transfer costs: a text that was cut off anywhere is refused") {
+  transfer_costs costs;
+  costs.set(transfer_way::staged, {.latency = 2e-6, .per_byte = 1.5e-9});
+  costs.set(transfer_way::pull,
+            {.latency = 1e-6,
+             .per_byte = 1e-9,
+             .measured = {{.entries = 16, .bytes = 65536, .seconds = 1.25e-05}}});
+  const std::string text = costs.to_text();
+  CHECK(transfer_costs::from_text(text) == costs);
+  for (std::size_t size = 0; size < text.size(); ++size) {
+    CAPTURE(size);
+    CHECK_THROWS_AS((void)transfer_costs::from_text(text.substr(0, size)), std::invalid_argument);
+  }
 }

@@ -107,8 +107,10 @@ class transfer_timer {
   }
 
   /// Seconds of one recall; infinity if it is larger than the memory.
+  /// @throws std::invalid_argument  on a bad shape
   /// @throws whatever fails the transfer
   [[nodiscard]] double operator()(transfer_way way, const transfer_shape& shape) {
+    detail::check_shape(shape);
     const std::int64_t entry = (shape.bytes + shape.units - 1) / shape.units;
     if (entry > capacity_) return std::numeric_limits<double>::infinity();
     machine& m = machine_for(entry);

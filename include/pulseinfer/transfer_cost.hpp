@@ -317,8 +317,10 @@ class transfer_costs {
           detail::seconds_of(way, *cost, detail::entries_of(way, shape), shape.bytes);
       if (best.way == transfer_way::automatic || seconds < best.seconds) best = {way, seconds};
     }
-    detail::expects(best.way != transfer_way::automatic,
-                    "transfer_costs: no way has a cost, calibrate or load some");
+    detail::expects(
+        best.way != transfer_way::automatic, "transfer_costs: no way has a cost",
+        find(transfer_way::per_block) != nullptr ? " but per_block, which is not asked" : "",
+        ", calibrate or load some");
     return best;
   }
 
@@ -338,7 +340,8 @@ class transfer_costs {
     return text + '\n' + lines;
   }
   /// Reads what `to_text` wrote. Blank lines and lines that begin with # are passed over.
-  /// @throws std::invalid_argument  naming line and field; also on another version of the format
+  /// @throws std::invalid_argument  naming line and field; also on another version of the format, or
+  ///                                where the end is missing
   [[nodiscard]] static transfer_costs from_text(std::string_view text) {
     detail::field_reader reader("transfer_costs", text);
     if (!reader.next_line()) reader.fail("the text is empty");
@@ -364,6 +367,9 @@ class transfer_costs {
       }
     }
     if (reader.next_line()) reader.fail("there is text behind the last of ", ways, " ways");
+    // Cut within its last number it would look well.
+    detail::expects(text.back() == '\n',
+                    "transfer_costs: the last line does not end, the text was cut off");
     return costs;
   }
 

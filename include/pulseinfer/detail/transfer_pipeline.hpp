@@ -382,6 +382,7 @@ class transfer_pipeline {
     for (; s.next < s.order.size(); ++s.next) give_up(s.at(s.next), why);
   }
   void give_up(unit_move& unit, unit_status why) noexcept {
+    if (unit.status == unit_status::corrupt) return;  // it has left the store: that is what to know
     unit.status = why;
     if (unit.slot != host_slot::none) store_->abort(unit.slot);
   }
