@@ -353,9 +353,9 @@ class GgufModel:
                 f"missing {sorted(missing)[:3]}, unknown {sorted(extra)[:3]}"
             )
         if self.field("llama.rope.dimension_count", c.head_dim) != c.head_dim:
-            raise CaptureError("RoPE over a part of the head is not implemented")
+            raise CaptureError("this script knows RoPE over the whole head only")
         if self.field("llama.rope.scaling.type", "none") != "none":
-            raise CaptureError("scaled RoPE is not implemented")
+            raise CaptureError("this script knows RoPE without scaling only")
 
 
 def forward(
