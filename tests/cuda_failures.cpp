@@ -84,7 +84,10 @@ std::string text_of(const victim& v) {
 /// more. f returns whether it was; at least `least` calls are.
 template <class F>
 void at_every_call(const victims& all, int least, F f) {
-  if (!ptxsim::available()) return;
+  if (!ptxsim::available()) {
+    MESSAGE("skipped: no call of this runtime can be made to fail");
+    return;
+  }
   int struck = 0;
   for (const victim& v : all) {
     INFO(text_of(v));
@@ -325,8 +328,7 @@ TEST_CASE("fault 46: a batch of copies during which a call fails throws, and can
 #else
 
 TEST_CASE("fault 46: failures of runtime calls need the runtime that injects them") {
-  MESSAGE("nothing to test: ptxsim_stats.h was not found");
-  CHECK(cudaPeekAtLastError() == cudaSuccess);
+  MESSAGE("skipped: no call of this runtime can be made to fail (ptxsim_stats.h was not found)");
 }
 
 #endif
