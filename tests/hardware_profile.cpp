@@ -35,13 +35,14 @@ TEST_CASE("hardware profile: the default is a machine, and so is the slowest") {
 
 TEST_CASE("hardware profile: a speed that is none is refused by its name") {
   constexpr double infinity = std::numeric_limits<double>::infinity();
-  for (const auto& [name, speed] : speeds) {
+  for (const auto& named : speeds) {
+    const char* name = named.first;  // clang 14 captures no structured binding
     for (const double value :
          {0.0, 0.5, -1.0, infinity, -infinity, std::numeric_limits<double>::quiet_NaN()}) {
       CAPTURE(name);
       CAPTURE(value);
       hardware_profile profile;
-      profile.*speed = value;
+      profile.*named.second = value;
       CHECK_THROWS_WITH_AS(check_profile(profile),
                            doctest::Contains((std::string(name) + " is ").c_str()),
                            std::invalid_argument);
