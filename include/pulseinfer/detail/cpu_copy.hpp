@@ -18,7 +18,7 @@
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 /// Makes groups of the copies between a chunk and scattered units: adjacent units become one run,
-/// two runs of the same length a pair, and a long run without a partner two halves.
+/// runs of the same length in turn a group, and a long run without a partner two halves.
 ///
 /// @tparam Byte  of the scattered side: const where it is read, plain where it is written
 template <class Byte>
@@ -43,10 +43,12 @@ class unit_groups {
     const run first = run_;
     next_run();
     if (!begins_line(first)) return;
-    if (run_.bytes == first.bytes && begins_line(run_)) {
+    while (group.streams < copy_group::max_streams && run_.bytes == first.bytes &&
+           begins_line(run_)) {
       add(group, run_);
       next_run();
-    } else if (first.bytes >= split_bytes) {
+    }
+    if (group.streams == 1 && first.bytes >= split_bytes) {
       group.bytes = first.bytes / 2 / line_bytes * line_bytes;
       group.rest = first.bytes - 2 * group.bytes;
       add(group, {first.in_chunk + group.bytes, first.unit + group.bytes, group.bytes});

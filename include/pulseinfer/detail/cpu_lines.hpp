@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Copies of the CPU at the speed of memory: one or two at a time, by the widest instructions that
+/// Copies of the CPU at the speed of memory: up to three at a time, by the widest instructions that
 /// the machine has.
 ///
 /// One core reads as fast as it has reads under way, and a unit that begins somewhere else is not
-/// foreseen by the hardware. So two units are copied at a time, in turns: each turn gives the
-/// hardware's prefetch of the other one time to get ahead; the first lines of the next two are
-/// asked for meanwhile, and the pages of the two after those are touched, so that their addresses
-/// are translated when they are needed. What has no partner is copied as two halves.
+/// foreseen by the hardware. So three units are copied at a time, in turns: each turn gives the
+/// hardware's prefetch of the others time to get ahead; the first lines of the next three are asked
+/// for meanwhile, and the pages of the three after those are touched, so that their addresses are
+/// translated when they are needed. What has no partner is copied as two halves.
 #pragma once
 
 #include <algorithm>
@@ -37,10 +37,13 @@ enum class store_hint : std::uint8_t {
 
 namespace detail {
 
-/// Up to two copies of the same length, made at the same time, and what is left behind the last.
+/// Copies of the same length, made at the same time, and what is left behind the last. (A fourth
+/// would gain something where units are large and lose it where they are small.)
 struct copy_group {
-  std::byte* to[2] = {};
-  const std::byte* from[2] = {};
+  static constexpr int max_streams = 3;
+
+  std::byte* to[max_streams] = {};
+  const std::byte* from[max_streams] = {};
   int streams = 0;        ///< 0: there is nothing to copy
   std::size_t bytes = 0;  ///< each
   std::size_t rest = 0;
@@ -210,36 +213,30 @@ inline void copy_turn(std::byte* to, const std::byte* from, const std::byte* ahe
 template <class Lines, store_hint Hint, int Streams>
 inline void copy_streams(std::byte* const* to, const std::byte* const* from, std::size_t bytes,
                          const copy_group& next) noexcept {
-  std::byte* const to_0 = to[0];
-  std::byte* const to_1 = to[Streams - 1];
-  const std::byte* const from_0 = from[0];
-  const std::byte* const from_1 = from[Streams - 1];
-  const std::byte* const ahead_0 = next.streams > 0 ? next.from[0] : from_0;
-  const std::byte* const ahead_1 = next.streams > 1 ? next.from[1] : ahead_0;
   const std::size_t wanted = next.streams > 0 ? std::min(next.bytes, prefetch_bytes) : 0;
+  const std::byte* ahead[Streams];
+  for (int i = 0; i < Streams; ++i) {
+    ahead[i] = next.streams > 0 ? next.from[std::min(i, next.streams - 1)] : from[i];
+  }
   std::size_t at = 0;
   for (; bytes - at > prefetch_window_bytes; at += copy_turn_bytes) {
-    copy_turn<Lines, Hint>(to_0 + at, from_0 + at, ahead_0, ahead_0);
-    if constexpr (Streams == 2) {
-      copy_turn<Lines, Hint>(to_1 + at, from_1 + at, ahead_1, ahead_1);
+    for (int i = 0; i < Streams; ++i) {
+      copy_turn<Lines, Hint>(to[i] + at, from[i] + at, ahead[i], ahead[i]);
     }
   }
   const std::size_t first = std::min(wanted, prefetch_first_bytes(next.bytes));
   std::size_t asked = 0;
   for (; asked < first; asked += cache_line_bytes) {
-    prefetch_line(ahead_0 + asked);
-    if constexpr (Streams == 2) prefetch_line(ahead_1 + asked);
+    for (int i = 0; i < Streams; ++i) prefetch_line(ahead[i] + asked);
   }
   for (; bytes - at >= copy_turn_bytes; at += copy_turn_bytes) {
-    copy_turn<Lines, Hint>(to_0 + at, from_0 + at, ahead_0 + asked, ahead_0 + wanted);
-    if constexpr (Streams == 2) {
-      copy_turn<Lines, Hint>(to_1 + at, from_1 + at, ahead_1 + asked, ahead_1 + wanted);
+    for (int i = 0; i < Streams; ++i) {
+      copy_turn<Lines, Hint>(to[i] + at, from[i] + at, ahead[i] + asked, ahead[i] + wanted);
     }
     asked += copy_turn_bytes / Lines::bytes * cache_line_bytes;
   }
   for (; at < bytes; at += Lines::bytes) {
-    copy_lines<Lines, Hint>(to_0 + at, from_0 + at);
-    if constexpr (Streams == 2) copy_lines<Lines, Hint>(to_1 + at, from_1 + at);
+    for (int i = 0; i < Streams; ++i) copy_lines<Lines, Hint>(to[i] + at, from[i] + at);
   }
 }
 
@@ -248,11 +245,13 @@ template <class Lines, store_hint Hint>
 void copy_group_by(const copy_group& group, const copy_group& next,
                    const copy_group& after_next) noexcept {
   for (int i = 0; i < after_next.streams; ++i) prefetch_line(after_next.from[i]);
-  std::byte* to[2] = {group.to[0], group.to[1]};
-  const std::byte* from[2] = {group.from[0], group.from[1]};
+  std::byte* to[copy_group::max_streams];
+  const std::byte* from[copy_group::max_streams];
+  std::copy_n(group.to, copy_group::max_streams, to);
+  std::copy_n(group.from, copy_group::max_streams, from);
   std::size_t bytes = group.bytes;
   if (group.streams == 1) {
-    // Up to the first line. (Two streams begin at lines.)
+    // Up to the first line. (Several streams begin at lines.)
     const auto begin = reinterpret_cast<std::uintptr_t>(to[0]) % cache_line_bytes;
     const std::size_t head = begin == 0 ? 0 : std::min(bytes, cache_line_bytes - begin);
     if (head > 0) std::memcpy(to[0], from[0], head);
@@ -261,10 +260,15 @@ void copy_group_by(const copy_group& group, const copy_group& next,
     bytes -= head;
   }
   const std::size_t body = bytes / Lines::bytes * Lines::bytes;
-  if (group.streams == 1) {
-    copy_streams<Lines, Hint, 1>(to, from, body, next);
-  } else {
-    copy_streams<Lines, Hint, 2>(to, from, body, next);
+  switch (group.streams) {
+    case 1:
+      copy_streams<Lines, Hint, 1>(to, from, body, next);
+      break;
+    case 2:
+      copy_streams<Lines, Hint, 2>(to, from, body, next);
+      break;
+    default:
+      copy_streams<Lines, Hint, 3>(to, from, body, next);
   }
   Lines::finish();
   for (int i = 0; i < group.streams && body < bytes; ++i) {
