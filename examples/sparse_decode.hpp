@@ -31,7 +31,8 @@ int sparse_decode(Backend backend) {
   const batch_view batch{{engine.data(), 1}, engine.device_data(), engine.device_data() + 1, 640};
 
   // The library's side.
-  block_store<Backend> store(backend, geometry, {.capacity_bytes = 64 * 16384, .max_blocks = 64});
+  block_store<Backend> store(backend, geometry,
+                             {.capacity_bytes = 64 * geometry.unit_bytes(), .max_blocks = 64});
   digest_store<Backend> digests(backend, geometry, {.max_requests = 1, .max_blocks = 64});
   consensus_selector<Backend> chooser(backend, digests, {.query_heads = 8, .budget_blocks = 8});
   hot_buffer<Backend> hot(backend, pool, {.pages_per_request = 16, .budget_blocks = 8});

@@ -341,7 +341,7 @@ TEST_CASE("calibration: bad options are refused by name") {
           "calibrate: least_entries is 5, expected 1 to 4");
   refuses({.most_entries = 0}, "calibrate: most_entries is 0, expected 1 to 1073741824");
   refuses({.max_transfer_bytes = 1000},
-          "calibrate: max_transfer_bytes is 1000, expected 16384 to 4611686018427387904");
+          "calibrate: max_transfer_bytes is 1000, expected 16384 to 9007199254740992");
   refuses({.max_transfers = 0}, "calibrate: max_transfers is 0, expected 1 to 16777216");
   refuses({.max_seconds = 0}, "calibrate: max_seconds is 0, expected more than 0, at most 1e6");
   refuses({.max_seconds = std::nan("")},

@@ -56,6 +56,17 @@ TEST_CASE("machine calibration: every way gets a cost") {
   CHECK(transfer_costs::from_text(costs.to_text()) == costs);
 }
 
+TEST_CASE(
+    "machine calibration: a memory for not even the smallest transfer is refused by its name") {
+  auto options = brief();
+  options.least_entry_bytes = options.most_entry_bytes = 1 << 20;
+  options.least_entries = options.most_entries = 2;
+  CHECK_THROWS_WITH_AS((void)pulseinfer::calibrate_machine(test::make_backend(), options, 1 << 20),
+                       "calibrate_machine: capacity_bytes is 1048576, expected at least "
+                       "least_entries of least_entry_bytes, which are 2097152",
+                       std::invalid_argument);
+}
+
 TEST_CASE("machine calibration: what does not fit is not timed, and bad sizes are refused") {
   pulseinfer::transfer_timer<backend> timer(test::make_backend(), 1 << 20);
   CHECK(timer(transfer_way::staged, {.units = 2, .pieces = 2, .bytes = 4 << 20}) ==

@@ -166,19 +166,26 @@ TEST_CASE("transfer_cost: a shape is at least one unit, one piece, and a byte of
   refuses({0, 1, 8}, "transfer_shape: units is 0, expected 1 to 8");
   refuses({1, -1, 8}, "transfer_shape: pieces is -1, expected 1 to 8");
   refuses({9, 1, 8}, "transfer_shape: units is 9, expected 1 to 8");
-  refuses({1, 1, 0}, "transfer_shape: bytes is 0, expected 1 to 4611686018427387904");
+  refuses({1, 1, 0}, "transfer_shape: bytes is 0, expected 1 to 9007199254740992");
   refuses({1, 1, std::numeric_limits<std::int64_t>::max()},
-          "transfer_shape: bytes is 9223372036854775807, expected 1 to 4611686018427387904");
+          "transfer_shape: bytes is 9223372036854775807, expected 1 to 9007199254740992");
 }
 
 TEST_CASE("transfer_cost: the largest shapes and costs have finite times") {
   transfer_costs costs;
-  const std::int64_t most = std::int64_t{1} << 62;
+  const std::int64_t most = std::int64_t{1} << 53;
   costs.set(transfer_way::staged, {.latency = 1e6, .per_entry = 1e6, .per_byte = 1e6});
   costs.set(transfer_way::pull, {.per_byte = 1e-18, .measured = {{1, most, 1e6}}});
   CHECK(std::isfinite(costs.predict(transfer_way::staged, {most, most, most})));
   CHECK(costs.predict(transfer_way::pull, {1, 1, most}) == doctest::Approx(1e6));
   CHECK(costs.predict(transfer_way::pull, {1, 1, 1}) > 0);
+  // As near as two points can be where numbers are largest.
+  costs.set(transfer_way::pull,
+            {.per_byte = 1e-18, .measured = {{most - 1, most, 1e6}, {most, most, 1e-6}}});
+  CHECK(std::isfinite(costs.predict(transfer_way::pull, {most, most, most})));
+  CHECK(refusal({.latency = 1, .measured = {{1, most + 1, 1}}}) ==
+        "transfer_costs: a point of staged has 1 entries of 9007199254740993 bytes, expected at "
+        "least one, each of at least a byte, and at most 2^53 bytes");
 }
 
 TEST_CASE("transfer_cost: what is no cost is refused by name, and changes nothing") {
@@ -210,7 +217,7 @@ TEST_CASE("transfer_cost: what is no cost is refused by name, and changes nothin
   CHECK(
       refusal({.latency = 1, .measured = {{0, 8, 1}}}) ==
       "transfer_costs: a point of staged has 0 entries of 8 bytes, expected at least one, each of "
-      "at least a byte");
+      "at least a byte, and at most 2^53 bytes");
   CHECK(refusal({.latency = 1, .measured = {{1, 8, 0}}}) ==
         "transfer_costs: a point of staged took 0 seconds, expected 1e-18 to 1e6");
   CHECK(refusal({.latency = 1, .measured = {{1, 8, nan}}}) ==

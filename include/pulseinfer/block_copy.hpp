@@ -18,8 +18,10 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// What became of one unit of a transfer.
 enum class unit_status : std::int32_t {
-  pending,        ///< not decided yet
-  moved,          ///< its bytes are where they were to go
+  pending,  ///< not decided yet
+  /// Its bytes are where they were to go. Of an offload whose sequence was closed meanwhile: they
+  /// were written, and forgotten with it.
+  moved,
   missing,        ///< recall: the store does not have it
   present,        ///< offload: the store had it already
   being_written,  ///< offload: another transfer writes it; only that one tells whether it arrives

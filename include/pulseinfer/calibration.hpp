@@ -57,7 +57,7 @@ inline const calibration_options& checked_calibration(const calibration_options&
   check("most_entries", o.most_entries, 1, std::int64_t{1} << 30);
   check("least_entries", o.least_entries, 1, o.most_entries);
   check("max_transfer_bytes", o.max_transfer_bytes, o.least_entry_bytes * o.least_entries,
-        std::int64_t{1} << 62);
+        detail::most_bytes_with_cost);
   check("max_transfers", o.max_transfers, 1, 1 << 24);
   expects(o.max_seconds > 0 && o.max_seconds <= 1e6, "calibrate: max_seconds is ",
           number_text(o.max_seconds), ", expected more than 0, at most 1e6");

@@ -195,6 +195,10 @@ class transfer_timer {
 template <backend Backend>
 [[nodiscard]] transfer_costs calibrate_machine(Backend b, calibration_options options = {},
                                                std::int64_t capacity_bytes = 64 << 20) {
+  detail::expects(capacity_bytes >= options.least_entry_bytes * options.least_entries,
+                  "calibrate_machine: capacity_bytes is ", capacity_bytes,
+                  ", expected at least least_entries of least_entry_bytes, which are ",
+                  options.least_entry_bytes * options.least_entries);
   transfer_timer<Backend> timer(b, capacity_bytes);
   options.max_transfer_bytes = std::min(options.max_transfer_bytes, capacity_bytes);
   return calibrate(timer, options);

@@ -94,13 +94,16 @@ struct ticket_state {
 /// Holds a transfer. Move-only; dropping it does not stop the transfer. Outlived by the engine that
 /// gave it.
 ///
-/// @par Threads  one at a time may use a ticket; different tickets are independent
+/// @par Threads  one at a time may use a ticket, but `cancel` may be called beside any other member;
+///               different tickets are independent
 /// @par Cost     polls and waits are O(1) and allocate nothing
 template <backend Backend>
 class [[nodiscard]] ticket {
  public:
   explicit ticket(detail::ticket_state<Backend>& state) noexcept : state_(&state) {}
   ticket(ticket&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
+  /// Swaps: what this one held is dropped with `other`. A ticket that was moved from holds nothing
+  /// and may be assigned to or destroyed, nothing else.
   ticket& operator=(ticket&& other) noexcept {
     std::swap(state_, other.state_);
     return *this;
@@ -147,7 +150,7 @@ class [[nodiscard]] ticket {
   /// `cancelled`. Whether it came in time, the phase tells once it is final.
   void cancel() noexcept { state_->cancel.store(true, std::memory_order_release); }
 
-  /// Numbers of the transfer. Complete once it is final.
+  /// Numbers of the transfer. The reference lives as long as the ticket.
   /// @throws std::logic_error  before that
   [[nodiscard]] const transfer_report& report() const {
     detail::expects<std::logic_error>(is_final(), "ticket: the transfer has not ended");

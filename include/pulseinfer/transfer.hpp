@@ -42,7 +42,8 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 /// library's own streams.
 ///
 /// @par Threads  one at a time may start transfers; tickets are used from anywhere
-/// @par Life     store and pool memory outlive the engine; its destructor waits for its transfers
+/// @par Life     store, pool memory and the hot buffers whose steps it recalls outlive the engine;
+///               its destructor waits for its transfers
 /// @par Cost     a call is O(rows) for a step and O(units) for a list; it allocates nothing
 template <backend Backend, class Store>
 class transfer_engine {

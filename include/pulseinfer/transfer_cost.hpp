@@ -165,12 +165,15 @@ namespace detail {
   return formula * std::exp(factor);
 }
 
+/// Sizes and counts up to here are exact as double, so that two that differ still do.
+inline constexpr std::int64_t most_bytes_with_cost = std::int64_t{1} << 53;
+
 inline void check_shape(const transfer_shape& s) {
   const auto check = [](const char* name, std::int64_t value, std::int64_t most) {
     expects(value >= 1 && value <= most, "transfer_shape: ", name, " is ", value,
             ", expected 1 to ", most);
   };
-  check("bytes", s.bytes, std::int64_t{1} << 62);
+  check("bytes", s.bytes, most_bytes_with_cost);
   check("units", s.units, s.bytes);
   check("pieces", s.pieces, s.bytes);
 }
@@ -203,9 +206,9 @@ inline void check_cost(transfer_way way, const way_cost& c) {
           "byte, on both sides of the knee");
   const measured_cost* before = nullptr;
   for (const measured_cost& m : c.measured) {
-    expects(m.entries >= 1 && m.bytes >= m.entries && m.bytes <= std::int64_t{1} << 62,
+    expects(m.entries >= 1 && m.bytes >= m.entries && m.bytes <= most_bytes_with_cost,
             "transfer_costs: a point of ", name, " has ", m.entries, " entries of ", m.bytes,
-            " bytes, expected at least one, each of at least a byte");
+            " bytes, expected at least one, each of at least a byte, and at most 2^53 bytes");
     expects(m.seconds >= 1e-18 && m.seconds <= 1e6, "transfer_costs: a point of ", name, " took ",
             number_text(m.seconds), " seconds, expected 1e-18 to 1e6");
     expects(before == nullptr || before->entries < m.entries ||

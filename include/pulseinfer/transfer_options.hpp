@@ -26,10 +26,12 @@ struct unit_target {
 /// Chunks of a transfer start small, so that the link starts early, double up to `chunk_bytes`, and
 /// get small again at its end, so that little is left to do behind the last DMA.
 struct transfer_options {
-  std::int64_t staging_bytes = 64 << 20;       ///< a direction: pinned, and as much on the device
+  /// A direction: pinned, and as much on the device; cut into chunks, 4,096 at most. Lists of 12
+  /// bytes a unit come on top.
+  std::int64_t staging_bytes = 64 << 20;
   std::int64_t chunk_bytes = 4 << 20;          ///< one DMA at most; at least a unit
-  std::int64_t first_chunk_bytes = 256 << 10;  ///< one DMA at least; at least a unit is moved
-  std::int64_t part_bytes = 64 << 10;  ///< of a chunk, what one worker gathers; at least a unit
+  std::int64_t first_chunk_bytes = 256 << 10;  ///< one DMA at least; cut to a unit ... a chunk
+  std::int64_t part_bytes = 64 << 10;  ///< what one worker gathers of it; cut to a unit ... a chunk
   /// Chunks of a direction that are gathered or on the link at a time. More keep more workers busy,
   /// with fewer a small transfer passes a long one sooner.
   std::int32_t chunks_in_flight = 8;
