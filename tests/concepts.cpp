@@ -43,29 +43,56 @@ static_assert(!page_table<page_of_block_only>);
 static_assert(!page_table<page_is_text>);
 static_assert(!page_table<int>);
 
-// eviction_policy: movable, with four calls and a const capacity and victim.
+// eviction_policy: movable, made from a capacity, with six calls and a victim of any predicate.
 
 struct policy_immovable : archetype::eviction_policy {
-  policy_immovable() = default;
+  using archetype::eviction_policy::eviction_policy;
   policy_immovable(policy_immovable&&) = delete;
 };
-struct policy_without_touch {
-  std::int32_t capacity() const { return 0; }
-  void insert(std::int32_t) {}
-  void erase(std::int32_t) {}
-  std::int32_t victim() const { return -1; }
+struct policy_of_nothing : archetype::eviction_policy {
+  policy_of_nothing() : archetype::eviction_policy(0) {}
 };
-struct policy_with_changing_victim : archetype::eviction_policy {
+struct policy_without_touch : archetype::eviction_policy {
+  using archetype::eviction_policy::eviction_policy;
+  void touch(std::int32_t) = delete;
+};
+struct policy_without_evict : archetype::eviction_policy {
+  using archetype::eviction_policy::eviction_policy;
+  void evict(std::int32_t) = delete;
+};
+struct policy_told_nothing : archetype::eviction_policy {
+  using archetype::eviction_policy::eviction_policy;
+  void insert(std::int32_t) {}
+};
+struct policy_that_is_not_asked : archetype::eviction_policy {
+  using archetype::eviction_policy::eviction_policy;
   std::int32_t victim() { return -1; }
 };
+struct policy_of_one_predicate : archetype::eviction_policy {
+  using archetype::eviction_policy::eviction_policy;
+  std::int32_t victim(bool (*)(std::int64_t, std::int64_t)) { return -1; }
+};
 struct policy_of_64_bits : archetype::eviction_policy {
-  std::int64_t victim() const { return -1; }
+  using archetype::eviction_policy::eviction_policy;
+  template <class CanEvict>
+  std::int64_t victim(CanEvict) {
+    return -1;
+  }
+};
+struct policy_with_changing_contains : archetype::eviction_policy {
+  using archetype::eviction_policy::eviction_policy;
+  bool contains(std::int32_t) { return false; }
 };
 static_assert(eviction_policy<archetype::eviction_policy>);
 static_assert(!eviction_policy<policy_immovable>);
+static_assert(!eviction_policy<policy_of_nothing>);
 static_assert(!eviction_policy<policy_without_touch>);
-static_assert(!eviction_policy<policy_with_changing_victim>);
+static_assert(!eviction_policy<policy_without_evict>);
+static_assert(!eviction_policy<policy_told_nothing>);
+static_assert(!eviction_policy<policy_that_is_not_asked>);
+static_assert(!eviction_policy<policy_of_one_predicate>);
 static_assert(!eviction_policy<policy_of_64_bits>);
+static_assert(!eviction_policy<policy_with_changing_contains>);
 
 // row_group: copyable, six const calls.
 

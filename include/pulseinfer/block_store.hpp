@@ -382,7 +382,7 @@ class block_store {
   void enter_policy(std::int32_t index) {
     sequence_state& s = at(index);
     if (s.in_policy || !s.open || s.leases > 0 || s.ready == 0) return;
-    policy_.insert(index);
+    policy_.insert(index, {});
     s.in_policy = true;
   }
   void leave_policy(std::int32_t index) {
@@ -399,12 +399,8 @@ class block_store {
 
   /// Frees the last block of the victim, of the highest layer that has it.
   [[nodiscard]] bool evict_one(std::int32_t writer) {
-    std::int32_t victim = policy_.victim();
-    if (victim == writer) {  // steps aside for the others, and is the most recent anyway
-      leave_policy(writer);
-      victim = policy_.victim();
-      enter_policy(writer);
-    }
+    const std::int32_t victim =
+        policy_.victim([writer](std::int32_t sequence) { return sequence != writer; });
     if (victim < 0) return false;
     std::int32_t layer = 0;
     for (std::int32_t l = 0; l < geometry_.layers; ++l) {
@@ -414,7 +410,10 @@ class block_store {
     const std::int32_t slot = entry.exchange(absent, std::memory_order_relaxed);
     settled_tail(victim, layer);
     --counts_.evictable;
-    if (--at(victim).ready == 0) leave_policy(victim);
+    if (--at(victim).ready == 0) {
+      policy_.evict(victim);
+      at(victim).in_policy = false;
+    }
     free_slot(slot);
     return true;
   }

@@ -218,17 +218,57 @@ concept page_table = std::is_trivially_copyable_v<T> &&
   { table.page(request, block) } -> std::convertible_to<std::int64_t>;
 };
 
-/// An order in which groups are given up. A group is an index below `capacity()`; it is in the
-/// order from `insert` to `erase`. `touch` is a logical use. `victim` is the group to give up next,
-/// or -1 when there is none. All calls come from one thread at a time, allocate nothing and cost
-/// O(1).
+/// What a policy is told of a group that enters the order. A policy uses of it what it needs.
+struct eviction_entry {
+  /// Names what is stored, the same when it comes back: for policies that remember what left. 0 says
+  /// that it has no name; nothing is remembered then.
+  std::uint64_t key = 0;
+  /// The group of the block before it in the prefix, or -1: for policies that know the prefix tree.
+  std::int32_t parent = -1;
+  /// Lower goes first: for policies that know priorities.
+  std::int32_t priority = 0;
+  /// Until when it should stay, in the time that the policy is told; times start at 1, 0 asks for
+  /// nothing.
+  std::int64_t keep_until = 0;
+};
+
+namespace detail {
+
+/// Stand-in with which the concept asks whether a policy takes any predicate.
+struct probe_predicate {
+  bool operator()(std::int32_t) const { return true; }
+};
+
+}  // namespace detail
+
+/// An order in which groups are given up, made from a capacity. A group is an index below
+/// `capacity()`, a place in a store; `contains` is true of it from `insert` until it leaves.
+///
+/// - `touch(group)` is a logical use. A policy counts what it is told: who wants a hundred reads of
+///   one request to be one use says so once, when the request takes its lease, and in the order of
+///   use, not in that in which transfers end.
+/// - `victim(can_evict)` is the group to give up next of those for which the predicate
+///   (`bool(group)`) is true, or -1. It may move groups within the policy, but takes none out; those
+///   that the predicate refuses keep their place. The predicate calls nothing of the policy.
+/// - `evict(group)`: it was given up; the policy may remember its key. It need not be the victim.
+/// - `erase(group)`: it left for another reason (closed, trimmed, damaged), and nothing is
+///   remembered of it.
+///
+/// All calls come from one thread at a time and allocate nothing. They cost O(1), `victim` that and
+/// one step for each group that is refused, on average over many calls. A call that throws
+/// (`std::out_of_range` on an index that is no group, `std::logic_error` on one that is in, or not)
+/// has changed nothing. What a policy answers depends on the calls before alone.
 template <class P>
-concept eviction_policy = std::movable<P> && requires(P policy, const P& view, std::int32_t group) {
+concept eviction_policy = std::movable<P> && std::constructible_from<P, std::int32_t> &&
+    requires(P policy, const P& view, std::int32_t group, const eviction_entry& entry,
+             detail::probe_predicate can_evict) {
   { view.capacity() } -> std::same_as<std::int32_t>;
-  policy.insert(group);
+  { view.contains(group) } -> std::same_as<bool>;
+  policy.insert(group, entry);
   policy.touch(group);
   policy.erase(group);
-  { view.victim() } -> std::same_as<std::int32_t>;
+  policy.evict(group);
+  { policy.victim(can_evict) } -> std::same_as<std::int32_t>;
 };
 
 }  // namespace pulseinfer

@@ -26,13 +26,15 @@ struct eviction_policy {
   eviction_policy(eviction_policy&&) = default;
   eviction_policy& operator=(eviction_policy&&) = default;
   std::int32_t capacity() const { return capacity_; }
-  void insert(std::int32_t) {}
+  bool contains(std::int32_t) const { return false; }
+  void insert(std::int32_t, const pulseinfer::eviction_entry&) {}
   void touch(std::int32_t) {}
   void erase(std::int32_t) {}
-  std::int32_t victim() const { return -1; }
-
- protected:
-  eviction_policy() = default;
+  void evict(std::int32_t) {}
+  template <class CanEvict>
+  std::int32_t victim(CanEvict) {
+    return -1;
+  }
 
  private:
   std::int32_t capacity_ = 0;
