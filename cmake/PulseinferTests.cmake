@@ -8,6 +8,12 @@
 # host.block_store, simulated.block_store and cuda.block_store. A test of a header that knows no
 # backend has no BACKENDS and is host.<header>. The test cases stand in tests/<header>.cpp itself:
 # doctest selects them by that file name.
+#
+# Most of the time that a compiler takes for a test goes into what it includes, so a unit holds
+# several: first what they include, then each in a namespace of its own. They follow each other in
+# the order of the list until they are PULSEINFER_TEST_UNIT_BYTES long; 0 compiles each alone.
+set(PULSEINFER_TEST_UNIT_BYTES 50000 CACHE STRING
+  "Tests: how many bytes of them are compiled together; 0: each alone, to work on one")
 
 # What all our programs have in common: warnings, and for CUDA the architectures, the shared runtime
 # and a search path that LD_LIBRARY_PATH precedes (RUNPATH, not RPATH), so that the runtime can be
@@ -108,78 +114,129 @@ function(pulseinfer_add_test header)
   if(arg_SERIAL)
     set(serial SERIAL)
   endif()
-  set(include_backend TRUE)
+  # Its includes come before the namespaces of a unit, so a change of them is a change of the unit.
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${header}.cpp")
+  set(kind with)
   if(NOT arg_BACKENDS)
     set(arg_BACKENDS host)
-    set(include_backend FALSE)
+    set(kind without)
   endif()
-  pulseinfer_make_test_main()
 
   foreach(backend IN LISTS arg_BACKENDS)
     set(is_cuda "")
-    set(extension cpp)
-    set(support hpp)
     if(backend STREQUAL "cuda")
       if(NOT TARGET pulseinfer_cuda)
         continue()
       endif()
       set(is_cuda CUDA)
-      set(extension cu)
-      set(support cuh)
-    endif()
-
-    set(unit "")
-    if(include_backend)
-      string(APPEND unit "#include \"support/backend_${backend}.${support}\"\n")
       # CUB costs a third of the time of a unit: those that select have it, the others do not.
-      file(STRINGS "${header}.cpp" selects REGEX "#include \"(conformance|pulseinfer)/(backend|consensus|top_k|backend/cuda)[.]" LIMIT_COUNT 1)
-      if(is_cuda AND selects)
-        string(APPEND unit "#include \"pulseinfer/backend/cuda.cuh\"\n")
-      endif()
-      file(STRINGS "${header}.cpp" uses_rig REGEX "#include \"support/[a-z_]*rig.hpp\"" LIMIT_COUNT 1)
-      if(uses_rig)
-        string(APPEND unit "#include \"support/instances.hpp\"\n")
+      file(STRINGS "${header}.cpp" selects LIMIT_COUNT 1
+        REGEX "#include \"(conformance|pulseinfer)/(backend|consensus|top_k|backend/cuda)[.]")
+      if(selects)
+        set(kind with_cub)
       endif()
     endif()
-    string(APPEND unit "#include \"${header}.cpp\"\n")
-    set(unit_file "${CMAKE_CURRENT_BINARY_DIR}/${header}.${backend}.${extension}")
-    file(CONFIGURE OUTPUT "${unit_file}" CONTENT "${unit}" @ONLY)
-
     set(program tests_${backend})
     if(NOT TARGET ${program})
-      add_executable(${program})
-      target_include_directories(${program} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
-      target_link_libraries(${program} PRIVATE pulseinfer_test_main)
-      if(is_cuda)
-        target_link_libraries(${program} PRIVATE pulseinfer::cuda)
-      endif()
-      pulseinfer_own_target(${program})
-      set(instances "${CMAKE_CURRENT_BINARY_DIR}/instances.${backend}.${extension}")
-      file(CONFIGURE OUTPUT "${instances}" @ONLY CONTENT
-        "#include \"support/backend_${backend}.${support}\"\n#include \"support/instances.cpp\"\n")
-      target_sources(${program} PRIVATE "${instances}")
-      if(NOT is_cuda)
-        target_precompile_headers(${program} PRIVATE <doctest/doctest.h>
-          "${CMAKE_CURRENT_SOURCE_DIR}/support/backend_${backend}.${support}"
-          "${PROJECT_SOURCE_DIR}/include/pulseinfer/pulseinfer.hpp"
-          "${CMAKE_CURRENT_SOURCE_DIR}/support/offload_rig.hpp")
-      endif()
-      # They ask whether, not how fast: this halves the time it takes to build them. What a compiler
-      # makes of the code is the host's tests' to see, the simulated machine has no need of it.
-      set(optimised -O1)
-      if(backend STREQUAL "simulated")
-        set(optimised -O0)
-      endif()
-      target_compile_options(${program} PRIVATE
-        "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:${optimised}>"
-        "$<$<AND:$<COMPILE_LANGUAGE:CUDA>,$<CONFIG:Release>>:-Xcompiler=-O0>")
+      pulseinfer_make_test_program(${backend})
     endif()
-    target_sources(${program} PRIVATE "${unit_file}")
+    set_property(TARGET ${program} APPEND PROPERTY PULSEINFER_TESTS_${kind} ${header})
     set_property(TARGET ${program} APPEND PROPERTY PULSEINFER_TESTED "*/${header}.cpp")
-
     pulseinfer_register_test(NAME ${backend}.${header}
       COMMAND ${program} "--source-file=*/${header}.cpp" ${is_cuda} ${serial})
   endforeach()
+endfunction()
+
+function(pulseinfer_make_test_program backend)
+  pulseinfer_make_test_main()
+  set(program tests_${backend})
+  add_executable(${program})
+  target_include_directories(${program} PRIVATE "${CMAKE_CURRENT_SOURCE_DIR}")
+  target_link_libraries(${program} PRIVATE pulseinfer_test_main)
+  set(extension cpp)
+  set(support hpp)
+  if(backend STREQUAL "cuda")
+    target_link_libraries(${program} PRIVATE pulseinfer::cuda)
+    set(extension cu)
+    set(support cuh)
+  endif()
+  pulseinfer_own_target(${program})
+  set(instances "${CMAKE_CURRENT_BINARY_DIR}/instances.${backend}.${extension}")
+  file(CONFIGURE OUTPUT "${instances}" @ONLY CONTENT
+    "#include \"support/backend_${backend}.${support}\"\n#include \"support/instances.cpp\"\n")
+  target_sources(${program} PRIVATE "${instances}")
+  # They ask whether, not how fast: this halves the time it takes to build them. What a compiler
+  # makes of the code is the host's tests' to see, the simulated machine has no need of it.
+  set(optimised -O1)
+  if(backend STREQUAL "simulated")
+    set(optimised -O0)
+  endif()
+  target_compile_options(${program} PRIVATE
+    "$<$<AND:$<COMPILE_LANGUAGE:CXX>,$<CONFIG:Release>>:${optimised}>")
+endfunction()
+
+# After the last pulseinfer_add_test: writes the units that the test programs are compiled from.
+function(pulseinfer_write_test_units)
+  foreach(backend IN ITEMS host simulated cuda)
+    if(NOT TARGET tests_${backend})
+      continue()
+    endif()
+    foreach(kind IN ITEMS without with with_cub)
+      get_target_property(headers tests_${backend} PULSEINFER_TESTS_${kind})
+      set(unit "")
+      set(bytes 0)
+      foreach(header IN LISTS headers)
+        if(NOT header)  # there are none of this kind
+          continue()
+        endif()
+        list(APPEND unit ${header})
+        file(SIZE "${CMAKE_CURRENT_SOURCE_DIR}/${header}.cpp" size)
+        math(EXPR bytes "${bytes} + ${size}")
+        if(bytes GREATER_EQUAL PULSEINFER_TEST_UNIT_BYTES)
+          pulseinfer_write_test_unit(${backend} ${kind} ${unit})
+          set(unit "")
+          set(bytes 0)
+        endif()
+      endforeach()
+      if(unit)
+        pulseinfer_write_test_unit(${backend} ${kind} ${unit})
+      endif()
+    endforeach()
+  endforeach()
+endfunction()
+
+# One unit, named after the first of its tests.
+function(pulseinfer_write_test_unit backend kind)
+  set(includes "")
+  set(extension cpp)
+  if(backend STREQUAL "cuda")
+    set(extension cu)
+    list(APPEND includes "\"support/backend_cuda.cuh\"")
+    if(kind STREQUAL "with_cub")
+      list(APPEND includes "\"pulseinfer/backend/cuda.cuh\"")
+    endif()
+  elseif(kind STREQUAL "with")
+    list(APPEND includes "\"support/backend_${backend}.hpp\"")
+  endif()
+  set(tests "")
+  foreach(header IN LISTS ARGN)
+    file(STRINGS "${header}.cpp" lines REGEX "^ *#include [<\"]")
+    list(TRANSFORM lines REPLACE "^ *#include " "")
+    if(lines MATCHES "\"support/[a-z_]*rig.hpp\"")
+      list(APPEND includes "\"support/instances.hpp\"")
+    endif()
+    list(APPEND includes ${lines})
+    string(APPEND tests "namespace tests_of_${header} {\n#include \"${header}.cpp\"\n}\n")
+  endforeach()
+  list(REMOVE_DUPLICATES includes)
+  list(TRANSFORM includes REPLACE "(.+)" "#include \\1\n")
+  # A header of a runtime for CUDA on the CPU, which only some have.
+  list(TRANSFORM includes REPLACE "(.*)(\"ptxsim_stats.h\")(.*)" "#if __has_include(\\2)\n\\1\\2\\3#endif\n")
+  list(JOIN includes "" includes)
+  list(GET ARGN 0 name)
+  set(unit "${CMAKE_CURRENT_BINARY_DIR}/${name}.${backend}.${extension}")
+  file(CONFIGURE OUTPUT "${unit}" CONTENT "${includes}${tests}" @ONLY)
+  target_sources(tests_${backend} PRIVATE "${unit}")
 endfunction()
 
 # After the last pulseinfer_add_test: a test case that no ctest entry selects, because it stands in
