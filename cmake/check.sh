@@ -42,6 +42,19 @@ tidy() { # UNIT CHECKS FLAGS...
   }
 }
 
+# As the build compiles them (cmake/PulseinferTests.cmake): first what they include, then each in a
+# namespace of its own.
+tests_at_once() { # BACKEND NAMES...
+  [ "$1" = none ] || echo "#include \"support/backend_$1.hpp\""
+  shift
+  for name; do grep '^#include ' "tests/$name.cpp"; done | sort -u
+  for name; do
+    echo "namespace tests_of_$name {"
+    cat "tests/$name.cpp"
+    echo '}'
+  done
+}
+
 job() { # KIND FILE
   case $1 in
     format) clang-format --dry-run -Werror "$2" ;;
@@ -62,7 +75,22 @@ job() { # KIND FILE
       tidy "$log.cpp" ""
       ;;
     tidy) tidy "$2" "$programs" ;;
-    tidy-*) tidy "$2" "$programs" -include "support/backend_${1#tidy-}.hpp" ;;
+    tidy-tests) # tests behind one backend (none: they know none): at once, and if that fails each alone
+      backend=${2%%:*}
+      # shellcheck disable=SC2046 # a list of names
+      set -- $(printf '%s' "${2#*:}" | tr ':' ' ')
+      tests_at_once "$backend" "$@" >"$log.cpp"
+      if tidy "$log.cpp" "$programs" >"$log.at_once"; then return 0; fi
+      for name; do
+        if [ "$backend" = none ]; then
+          tidy "tests/$name.cpp" "$programs" || :
+        else
+          tidy "tests/$name.cpp" "$programs" -include "support/backend_$backend.hpp" || :
+        fi
+      done
+      cat "$log.at_once"
+      return 1
+      ;;
     *)
       echo "check.sh: no job $1"
       return 1
@@ -71,7 +99,7 @@ job() { # KIND FILE
 }
 
 if [ "${1:-}" = --job ]; then
-  log=$out/$(printf '%s' "$2-$3" | tr '/' '_')
+  log=$out/$(printf '%.100s' "$2-$3" | tr '/:' '__')
   began=$(date +%s)
   status=0
   job "$2" "$3" >"$log.log" 2>&1 || status=$?
@@ -92,20 +120,29 @@ sources() { # NAME...: files of these kinds, ours, tracked or not yet
 }
 
 # The backend that clang-tidy sees a test with: the first that tests/CMakeLists.txt names. A test for
-# CUDA alone is nvcc's.
+# CUDA alone is nvcc's. Most of the time goes into what the tests include, so a job takes several.
 tests() {
-  sed -n 's/^ *pulseinfer_add_test(\([a-z_0-9]*\)\(.*\))$/\1\2/p' tests/CMakeLists.txt |
+  sed -n 's/^ *pulseinfer_add_test(\([a-z_0-9]*\)\(.*\)).*$/\1\2/p' tests/CMakeLists.txt |
     while read -r name rest; do
       [ -f "tests/$name.cpp" ] || continue
       case " $rest " in
         *" BACKENDS cuda "*) ;;
         *" BACKENDS "*)
           backend=${rest#*BACKENDS }
-          echo "tidy-${backend%% *} tests/$name.cpp"
+          echo "${backend%% *} $name $(wc -c <"tests/$name.cpp")"
           ;;
-        *) echo "tidy tests/$name.cpp" ;;
+        *) echo "none $name $(wc -c <"tests/$name.cpp")" ;;
       esac
-    done
+    done |
+    awk '{
+      names[$1] = names[$1] ":" $2
+      if ((bytes[$1] += $3) > 80000) {
+        print "tidy-tests " $1 names[$1]
+        names[$1] = ""
+        bytes[$1] = 0
+      }
+    }
+    END { for (backend in names) if (names[backend] != "") print "tidy-tests " backend names[backend] }'
 }
 
 jobs() {
