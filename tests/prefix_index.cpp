@@ -450,6 +450,32 @@ TEST_CASE("prefix_index: readers beside a writer see what is there, and nothing 
   CHECK(hits.load() > 0);
 }
 
+TEST_CASE("prefix_index: a reader never sees halves of two entries as one") {
+  // Two keys take turns in one entry, as fast as they can. Both mixtures of them are looked for.
+  const block_key first{1, 1};
+  const block_key second{2, 2};
+  prefix_index index(1);
+  std::atomic<bool> is_over{false};
+  std::atomic<std::int64_t> looks{0};
+  std::atomic<std::int64_t> wrong{0};
+  std::thread reader([&] {
+    while (!is_over.load(std::memory_order_relaxed)) {
+      for (int i = 0; i < 64; ++i) {
+        if (index.find({1, 2}) != -1 || index.find({2, 1}) != -1) wrong.fetch_add(1);
+      }
+      looks.fetch_add(64, std::memory_order_relaxed);
+    }
+  });
+  const std::int64_t rounds = test::rounds<std::int64_t>(1'000'000, 100'000'000);
+  for (std::int64_t n = 0; n < rounds || looks.load(std::memory_order_relaxed) < rounds; ++n) {
+    (void)index.insert(n % 2 == 0 ? first : second, 0);
+    index.erase(0);
+  }
+  is_over = true;
+  reader.join();
+  CHECK(wrong.load() == 0);
+}
+
 TEST_CASE("prefix_index: the same calls have the same answers") {
   const auto run = [] {
     random_source draw(7);
