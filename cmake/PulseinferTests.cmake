@@ -103,6 +103,7 @@ function(pulseinfer_make_test_main)
     target_include_directories(pulseinfer_test_main SYSTEM PUBLIC "${PULSEINFER_DOCTEST_DIR}")
   endif()
   target_link_libraries(pulseinfer_test_main PUBLIC pulseinfer::pulseinfer)
+  target_compile_options(pulseinfer_test_main PRIVATE $<$<CONFIG:Release>:-O1>)
   pulseinfer_own_target(pulseinfer_test_main)
 endfunction()
 
