@@ -12,7 +12,7 @@
 # Most of the time that a compiler takes for a test goes into what it includes, so a unit holds
 # several: first what they include, then each in a namespace of its own. They follow each other in
 # the order of the list until they are PULSEINFER_TEST_UNIT_BYTES long; 0 compiles each alone.
-set(PULSEINFER_TEST_UNIT_BYTES 50000 CACHE STRING
+set(PULSEINFER_TEST_UNIT_BYTES 100000 CACHE STRING
   "Tests: how many bytes of them are compiled together; 0: each alone, to work on one")
 
 # What all our programs have in common: warnings, and for CUDA the architectures, the shared runtime
