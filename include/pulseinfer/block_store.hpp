@@ -1,63 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The host tier: units of sequences in host memory, found by index, pinned by leases, given up in
-/// a policy's order.
+/// The host tier: units of sequences in host memory, found by index, shared by sequences with the
+/// same beginning, pinned by leases, given up in a policy's order.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <limits>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
+#include "pulseinfer/block_key.hpp"
 #include "pulseinfer/buffer.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/config.hpp"
+#include "pulseinfer/detail/store_books.hpp"
+#include "pulseinfer/detail/store_lease.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/eviction.hpp"
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/integrity.hpp"
+#include "pulseinfer/prefix_index.hpp"
 #include "pulseinfer/store_types.hpp"
+#include "pulseinfer/store_view.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 namespace detail {
 
-/// A word of mapped memory that another thread, or the host, may write meanwhile: what was written
-/// before it can be read after it, on a device by the kernels behind this one.
-PULSEINFER_HD inline std::int32_t load_mapped(const std::int32_t* word) {
-#if defined(__CUDA_ARCH__)
-  return *static_cast<const volatile std::int32_t*>(word);
-#else
-  return std::atomic_ref<std::int32_t>(*const_cast<std::int32_t*>(word))
-      .load(std::memory_order_acquire);
-#endif
-}
+/// The memory of a block store that kernels reach.
+template <backend Backend>
+class store_memory {
+ protected:
+  store_memory(Backend backend, const kv_geometry& geometry, const block_store_options& options)
+      : checked_options_(checked_options(checked(geometry), options)),
+        payload_(backend, units_of(geometry) * static_cast<std::size_t>(geometry.unit_bytes())),
+        table_(backend, static_cast<std::size_t>(options.max_sequences) *
+                            static_cast<std::size_t>(geometry.layers) *
+                            static_cast<std::size_t>(options.max_blocks)),
+        device_payload_(payload_.device_data()),
+        device_table_(table_.device_data()) {}
 
-}  // namespace detail
+  block_store_options checked_options_;
+  pinned_buffer<std::byte, Backend> payload_;
+  pinned_buffer<std::int32_t, Backend> table_;  ///< [sequences, layers, blocks] slots
+  const std::byte* device_payload_;             ///< the same, as kernels see them
+  const std::int32_t* device_table_;
 
-/// The units of a sequence and layer, as kernels find them in the store: what a lease finds on the
-/// host. Its addresses are those that the device knows. An empty one finds nothing.
-///
-/// @par Life  of the lease that gave it
-struct store_view {
-  const std::int32_t* slots =
-      nullptr;  ///< [blocks] slot of a block, negative where it is not stored
-  const std::byte* payload = nullptr;  ///< [slots, unit_bytes]
-  std::int64_t unit_bytes = 0;
-  std::int64_t blocks = 0;
-
-  /// The bytes of a block, or null where the store has none. Read in a kernel, they may be followed
-  /// in the same or a later one.
-  [[nodiscard]] PULSEINFER_HD const std::byte* find(std::int64_t block) const {
-    if (slots == nullptr || block < 0 || block >= blocks) return nullptr;
-    const std::int32_t slot = detail::load_mapped(slots + block);
-    return slot < 0 ? nullptr : payload + slot * unit_bytes;
+ private:
+  [[nodiscard]] std::size_t units_of(const kv_geometry& geometry) const noexcept {
+    return static_cast<std::size_t>(checked_options_.capacity_bytes / geometry.unit_bytes());
   }
 };
+
+}  // namespace detail
 
 /// Fixed-capacity store of units in pinned host memory; so is its table of them, [sequences, layers,
 /// blocks] of 4 bytes, for kernels that find units themselves.
@@ -65,178 +67,217 @@ struct store_view {
 /// A unit is named by (sequence, layer, block). Its bytes are the strips of a page, joined (see
 /// layout.hpp). Writing is reserve - fill - commit, or abort; a unit can be read only once it is
 /// committed. Reading goes through a lease, taken once for a sequence and layer: after that a
-/// lookup is two indexed loads, no lock and no count.
+/// lookup is two indexed loads, no lock and no count. Units of a sequence and layer that are
+/// reserved in their order lie side by side where there is room, so that gathers merge them.
 ///
-/// When no slot is free, `reserve` evicts from the sequence that the policy names, last block
-/// first, so that what is left of it is still a prefix. A leased sequence is never evicted from,
-/// nor is the one that is being written.
+/// Sequences share blocks: `fork` gives a second one the beginning of a first. A block that has been
+/// given a name (`name_block`) stays when its last sequence is closed, and `open_sequence` finds it
+/// again: the longest beginning of a prompt that is there as a whole.
 ///
-/// @tparam Policy  eviction_policy over sequences
-/// @par Threads    all members, from any thread; structure changes take one lock, `lease::find`
-/// takes none
-/// @par Life       outlives its leases
+/// When no slot is free, `reserve` gives up what can be had: first a block that only its name keeps,
+/// the one that the policy picks; then of the sequences that are open the one that has not been
+/// used for longest gives up its last block, or a layer of it, so that what is left is still a
+/// prefix. (A use is a lease that ends, or a reservation.) A block that a leased sequence holds is
+/// never given up, nor one of the sequence that is written.
+///
+/// @tparam Policy  eviction_policy over blocks that only their names keep
+/// @par Threads    all members, from any thread. Changes take one lock; leases, what they find, and
+///                 `ready_blocks` take none
+/// @par Life       outlives its leases and holds
 template <backend Backend, eviction_policy Policy = lru>
-class block_store {
+class block_store : private detail::store_memory<Backend>, private detail::store_books<Policy> {
+  using memory = detail::store_memory<Backend>;
+  using books = detail::store_books<Policy>;
+
  public:
-  /// Keeps the sequence's units where they are while it lives. Movable; the moved-from lease holds
-  /// nothing.
-  class lease {
-   public:
-    lease() = default;
-    lease(lease&& other) noexcept
-        : store_(std::exchange(other.store_, nullptr)),
-          key_(other.key_),
-          layer_(other.layer_),
-          table_(other.table_) {}
-    lease& operator=(lease&& other) noexcept {
-      if (this == &other) return *this;
-      release();
-      store_ = std::exchange(other.store_, nullptr);
-      key_ = other.key_;
-      layer_ = other.layer_;
-      table_ = other.table_;
-      return *this;
-    }
-    ~lease() { release(); }
+  using lease = detail::store_lease<block_store>;
+  using hold = detail::store_hold<block_store>;
+  static constexpr std::int64_t no_deadline = std::numeric_limits<std::int64_t>::max();
 
-    /// Gives the lease back early. Idempotent.
-    void release() noexcept {
-      if (store_ != nullptr) store_->release_lease(key_.index);
-      store_ = nullptr;
-    }
-    /// The committed bytes of a block, or null where the store has none. Valid while the lease
-    /// lives.
-    [[nodiscard]] const std::byte* find(std::int32_t block) const noexcept {
-      const std::int32_t slot = slot_of(block);
-      return slot < 0 ? nullptr : store_->address(slot);
-    }
-    /// The same for kernels; also units that are committed later are found.
-    [[nodiscard]] store_view device_view() const noexcept {
-      if (store_ == nullptr) return {};
-      return {.slots = store_->device_table_ + (table_ - store_->table_.data()),
-              .payload = store_->device_payload_,
-              .unit_bytes = store_->unit_bytes_,
-              .blocks = store_->options_.max_blocks};
-    }
-    /// True if these are the bytes of the block as they were committed, wherever they lie now: as
-    /// far as the store's `integrity` tells, so always true with `none`. A block that the store
-    /// does not have has no bytes.
-    [[nodiscard]] bool matches(std::int32_t block, const std::byte* unit) const noexcept {
-      if (store_ == nullptr || !store_->tagger_) return true;
-      const std::int32_t slot = slot_of(block);
-      return slot >= 0 && store_->tags_[static_cast<std::size_t>(slot)] ==
-                              store_->tag(unit, key_, layer_, block);
-    }
-    /// Looks at the bytes in the store itself, and takes the unit out if they are not those that
-    /// were committed: it is absent from here on, may be written anew, and its slot stays
-    /// quarantined, for others may be reading it, until the last lease on the sequence ends.
-    /// @return true if the unit was taken out. False says that the store's bytes are well (those
-    ///         that did not match were damaged on their way), or that the unit is absent.
-    bool drop_if_corrupt(std::int32_t block) noexcept {
-      return store_ != nullptr && store_->tagger_ && slot_of(block) >= 0 &&
-             store_->drop_if_corrupt(key_, layer_, block);
-    }
-    [[nodiscard]] explicit operator bool() const noexcept { return store_ != nullptr; }
-
-   private:
-    friend class block_store;
-    lease(block_store* store, sequence_id key, std::int32_t layer, const std::int32_t* table)
-        : store_(store), key_(key), layer_(layer), table_(table) {}
-    [[nodiscard]] std::int32_t slot_of(std::int32_t block) const noexcept {
-      if (store_ == nullptr || block < 0 || block >= store_->options_.max_blocks) return absent;
-      return detail::load_mapped(table_ + block);
-    }
-
-    block_store* store_ = nullptr;
-    sequence_id key_;
-    std::int32_t layer_ = -1;
-    const std::int32_t* table_ = nullptr;
+  /// A sequence that begins with blocks that were there.
+  struct opened_prefix {
+    sequence_id sequence;
+    std::int32_t blocks = 0;  ///< of the prompt, whole, from the first on
+    hold held;                ///< keeps them until the engine has its leases
   };
 
-  /// @throws std::invalid_argument  on a bad geometry, a capacity below one unit, counts below 1, or
-  ///                                a checksum without a hash
+  /// @throws std::invalid_argument  on a bad geometry, a capacity below one unit, counts out of
+  ///                                range, or a checksum without a hash
   /// @throws out_of_memory          when payload or table cannot be had
   block_store(Backend backend, const kv_geometry& geometry, const block_store_options& options)
-      : geometry_(checked(geometry)),
-        options_(detail::checked_options(geometry, options)),
-        unit_bytes_(geometry.unit_bytes()),
-        tagger_(options.integrity, options.checksum),
-        payload_(backend, static_cast<std::size_t>(capacity_units() * unit_bytes_)),
-        table_(backend, table_index(options_.max_sequences, 0, 0)),
-        device_payload_(payload_.device_data()),
-        device_table_(table_.device_data()),
-        policy_(options.max_sequences) {
-    const auto sequences = static_cast<std::size_t>(options_.max_sequences);
-    sequences_.resize(sequences);
-    tails_.assign(sequences * static_cast<std::size_t>(geometry_.layers), -1);
-    std::fill_n(table_.data(), table_.size(), absent);
-    const auto capacity = static_cast<std::size_t>(capacity_units());
-    owner_.assign(capacity, {});
-    if (tagger_) tags_.assign(capacity, 0);
-    free_.reserve(capacity);
-    for (std::size_t i = capacity; i > 0; --i) free_.push_back(static_cast<std::int32_t>(i - 1));
-    free_sequences_.reserve(sequences);
-    for (std::size_t i = sequences; i > 0; --i) {
-      free_sequences_.push_back(static_cast<std::int32_t>(i - 1));
-    }
-    counts_.capacity = counts_.free = capacity_units();
-  }
+      : memory(backend, geometry, options),
+        books(geometry, checked_options_, table_.data(), payload_.data()) {}
   block_store(const block_store&) = delete;
   block_store& operator=(const block_store&) = delete;
 
   [[nodiscard]] const kv_geometry& geometry() const noexcept { return geometry_; }
   [[nodiscard]] std::int64_t unit_bytes() const noexcept { return unit_bytes_; }
   [[nodiscard]] std::int32_t max_blocks() const noexcept { return options_.max_blocks; }
-  /// Where the units' bytes begin: pinned memory, a unit every `unit_bytes()`.
+  [[nodiscard]] std::int64_t capacity_units() const noexcept {
+    return options_.capacity_bytes / unit_bytes_;
+  }
+  /// Where the units' bytes begin: pinned memory, [capacity_units, unit_bytes].
   [[nodiscard]] const std::byte* payload() const noexcept { return payload_.data(); }
-  /// A consistent snapshot.
+  /// Memory beside the payload: table, books, names, tags. The policy's own is not in it.
+  [[nodiscard]] std::int64_t metadata_bytes() const noexcept {
+    return static_cast<std::int64_t>(sizeof *this + table_.size() * sizeof(std::int32_t) +
+                                     is_whole_.size() + sequences_.size() * sizeof(sequence_state) +
+                                     tags_.capacity() * sizeof(std::uint64_t) +
+                                     free_sequences_.capacity() * sizeof(std::int32_t) +
+                                     events_.capacity() * sizeof(store_event)) +
+           free_.bytes() + catalog_.bytes() + index_.bytes();
+  }
+  /// A snapshot in which the counts balance. @par Cost  O(blocks of the sequences with leases)
   [[nodiscard]] store_counts counts() const {
     std::lock_guard lock(mutex_);
-    return counts_;
+    return counts_under_lock();
   }
 
-  /// Begins an empty sequence; empty when `max_sequences` are open or still closing.
+  /// Begins an empty sequence; empty when `max_sequences` are open or still read.
   [[nodiscard]] std::optional<sequence_id> open_sequence() {
     std::lock_guard lock(mutex_);
-    if (free_sequences_.empty()) return std::nullopt;
-    const std::int32_t index = free_sequences_.back();
-    free_sequences_.pop_back();
-    at(index).open = true;
-    return sequence_id{index, at(index).generation};
+    return open_under_lock();
+  }
+  /// Begins a sequence with the longest beginning of a prompt that is there: whole blocks with these
+  /// names, which it shares with whoever has them too.
+  ///
+  /// @param prompt    keys of the prompt's blocks from the first on, as of a `block_namer`
+  /// @param deadline  of the hold, in the time that `expire` is told
+  /// @return empty when there is no sequence to be had
+  /// @par Cost  O(layers) a block that is there
+  [[nodiscard]] std::optional<opened_prefix> open_sequence(std::span<const block_key> prompt,
+                                                           std::int64_t deadline = no_deadline) {
+    std::lock_guard lock(mutex_);
+    const std::optional<sequence_id> id = open_under_lock();
+    if (!id) return std::nullopt;
+    const std::size_t most = std::min(prompt.size(), static_cast<std::size_t>(options_.max_blocks));
+    std::int32_t blocks = 0;
+    for (; static_cast<std::size_t>(blocks) < most; ++blocks) {
+      const std::int32_t block = index_.find(prompt[static_cast<std::size_t>(blocks)]);
+      if (block < 0 || !is_whole(block) || catalog_.at(block).position != blocks) break;
+      if (catalog_.at(block).is_cached) {
+        policy_.evict(block);  // it is used, and may be remembered
+        catalog_.at(block).is_cached = false;
+      }
+      join(block, id->index);
+    }
+    sequence_state& s = at(id->index);
+    (void)s.gate.acquire(id->generation);
+    s.is_held = true;
+    s.deadline = deadline;
+    return std::optional<opened_prefix>(opened_prefix{*id, blocks, hold(this, *id)});
+  }
+  /// How many blocks of a prompt are there as a whole, from the first on. A snapshot, for those who
+  /// decide where to send a request. @par Cost  no lock; a miss of the cache for several blocks
+  [[nodiscard]] std::int32_t ready_blocks(std::span<const block_key> prompt) const noexcept {
+    std::size_t found = 0;
+    std::int32_t groups[64];
+    for (std::size_t now = std::size(groups); now == std::size(groups);) {
+      const std::span<const block_key> next =
+          prompt.subspan(found, std::min(std::size(groups), prompt.size() - found));
+      now = index_.longest_prefix(next, groups, [this](std::int32_t b) { return is_whole(b); });
+      found += now;
+    }
+    return static_cast<std::int32_t>(found);
+  }
+
+  /// A second sequence that begins with the first `blocks` blocks of one, as far as they are there
+  /// or being written. What either appends is its own.
+  /// @return empty when there is no sequence to be had
+  /// @throws std::invalid_argument  on a stale handle
+  /// @throws std::out_of_range      on a number of blocks below 0 or above max_blocks
+  /// @par Cost  O(layers x blocks)
+  [[nodiscard]] std::optional<sequence_id> fork(sequence_id parent, std::int32_t blocks) {
+    std::lock_guard lock(mutex_);
+    check_sequence(parent);
+    check_length(blocks);
+    const std::optional<sequence_id> id = open_under_lock();
+    if (!id) return std::nullopt;
+    for (std::int32_t position = 0; position < std::min(blocks, at(parent.index).length);
+         ++position) {
+      const std::int32_t block = catalog_.block_of(parent.index, position);
+      if (block >= 0) join(block, id->index);
+    }
+    touch(parent.index);
+    return id;
+  }
+
+  /// Forgets all blocks of a sequence from `blocks` on, as if it had ended there.
+  /// @return leased, and nothing has changed, while somebody has a lease on the sequence
+  /// @throws as fork
+  /// @par Cost  O(units that it forgets)
+  trim_outcome trim(sequence_id id, std::int32_t blocks) {
+    std::lock_guard lock(mutex_);
+    check_sequence(id);
+    check_length(blocks);
+    if (!at(id.index).gate.try_lock()) return trim_outcome::leased;
+    let_go_from(id.index, blocks);
+    at(id.index).gate.unlock();
+    return trim_outcome::trimmed;
   }
 
   /// Ends a sequence. Its handle is stale from here on, whatever is returned. Leases on it go on
-  /// reading; writes under way end as always, and are then forgotten.
+  /// reading; writes under way end as always, and are then forgotten. A block that has a name stays
+  /// if it is whole, to be found by `open_sequence`.
   /// @throws std::invalid_argument  on a stale handle
   /// @par Cost  O(units of the sequence)
   close_outcome close_sequence(sequence_id id) {
     std::lock_guard lock(mutex_);
-    sequence_state& s = checked_sequence(id);
-    s.open = false;
-    ++s.generation;
-    leave_policy(id.index);
-    auto& from = s.leases > 0 ? counts_.pinned : counts_.evictable;
-    from -= s.ready;
-    counts_.writing -= s.writing;
-    counts_.quarantined += s.ready + s.writing;
-    if (s.leases == 0) free_ready_units(id.index);
-    return finish_closing(id.index) ? close_outcome::closed : close_outcome::deferred;
+    check_sequence(id);
+    sequence_state& s = at(id.index);
+    s.gate.close();
+    bool is_written = false;
+    for (std::int32_t position = 0; position < s.length; ++position) {
+      const std::int32_t block = catalog_.block_of(id.index, position);
+      is_written = (block >= 0 && abandon_if_closed(block)) || is_written;
+    }
+    if (std::exchange(s.is_held, false)) (void)s.gate.release();
+    s.is_closing = true;
+    const bool is_read = s.gate.leases() > 0;
+    if (!is_read) finish_closing(id.index);
+    return is_read || is_written ? close_outcome::deferred : close_outcome::closed;
   }
 
-  /// Takes a slot for a unit that is not stored yet, evicting one unit where that is needed and
+  /// Gives a block a name under which others find it. The engine names a block once it has all its
+  /// tokens; it is found once all its layers are committed.
+  /// @throws std::invalid_argument  on a stale handle
+  /// @throws std::out_of_range      on a block out of range
+  /// @throws std::logic_error       if nothing of the block is there, or it has another name
+  name_outcome name_block(sequence_id id, std::int32_t block, const block_key& key,
+                          const retention& stay = {}) {
+    std::lock_guard lock(mutex_);
+    check_sequence(id);
+    check_unit(0, block);
+    const std::int32_t record = catalog_.block_of(id.index, block);
+    detail::expects<std::logic_error>(record >= 0, "block_store: block ", block,
+                                      " has no unit that could be named");
+    detail::stored_block& b = catalog_.at(record);
+    if (b.has_name) {
+      detail::expects<std::logic_error>(index_.key_of(record) == key, "block_store: block ", block,
+                                        " has another name already");
+    } else {
+      if (index_.insert(key, record) != record) return name_outcome::exists;
+      b.has_name = true;
+      if (is_whole(record)) tell(store_event::what::stored, record);
+    }
+    b.priority = stay.priority;
+    b.keep_until = stay.keep_until;
+    return name_outcome::named;
+  }
+
+  /// Takes a slot for a unit that is not stored yet, giving up others where that is needed and
   /// allowed.
   ///
   /// @return the slot, which is the caller's until `commit` or `abort`; or why there is none, and
   ///         then nothing has changed
   /// @throws std::invalid_argument  on a stale handle
   /// @throws std::out_of_range      on a layer or block out of range
-  /// @par Cost  O(1); O(layers) when it evicts
+  /// @par Cost  O(1); O(layers + sequences) when it evicts
   reservation reserve(sequence_id id, std::int32_t layer, std::int32_t block) {
     std::lock_guard lock(mutex_);
-    sequence_state& s = checked_sequence(id);
+    check_sequence(id);
     check_unit(layer, block);
-    const auto entry = entry_of(id.index, layer, block);
-    switch (entry.load(std::memory_order_relaxed)) {
+    switch (entry_of(id.index, layer, block).load(std::memory_order_relaxed)) {
       case absent:
         break;
       case being_written:
@@ -244,15 +285,22 @@ class block_store {
       default:
         return {reserve_outcome::exists, host_slot::none};
     }
-    if (free_.empty() && !evict_one(id.index)) return {reserve_outcome::full, host_slot::none};
-    const std::int32_t slot = free_.back();
-    free_.pop_back();
-    --counts_.free;
-    ++counts_.writing;
-    ++s.writing;
-    owner_[static_cast<std::size_t>(slot)] = {id.index, layer, block, slot_state::writing};
-    entry.store(being_written, std::memory_order_relaxed);
-    if (s.in_policy) policy_.touch(id.index);
+    std::int32_t record = catalog_.block_of(id.index, block);
+    while (free_.size() == 0 || (record < 0 && !catalog_.has_free_block())) {
+      if (!evict_one(id.index)) return {reserve_outcome::full, host_slot::none};
+    }
+    if (record < 0) {
+      record = catalog_.make(block);
+      catalog_.hold(record, id.index);
+      at(id.index).length = std::max(at(id.index).length, block + 1);
+    }
+    const std::int32_t before =
+        block > 0 ? entry_of(id.index, layer, block - 1).load(std::memory_order_relaxed) : absent;
+    const std::int32_t slot = free_.take(before);
+    catalog_.add_slot(slot, record, layer);
+    ++writing_;
+    publish(record, layer, being_written);
+    touch(id.index);
     return {reserve_outcome::reserved, static_cast<host_slot>(slot)};
   }
 
@@ -261,305 +309,215 @@ class block_store {
   /// @throws std::logic_error  if the slot is not being written
   [[nodiscard]] std::byte* writable(host_slot slot) {
     std::lock_guard lock(mutex_);
-    (void)writing_owner(slot);
-    return address(static_cast<std::int32_t>(slot));
+    return address(checked_writing(slot));
   }
 
-  /// Makes a written unit readable. If its sequence was closed meanwhile, the slot becomes free
-  /// instead.
+  /// Makes a written unit readable, for all sequences that share its block. If none holds it any
+  /// more, the slot becomes free instead.
   /// @post  a lease on the sequence and layer finds the bytes as they were written
   /// @throws std::logic_error  if the slot is not being written: a second commit, or a commit after
   ///                           abort
-  /// @par Cost  O(1) under the lock; before it, with a checksum, one read of the unit
+  /// @par Cost  O(sequences that share it) under the lock; before it, with a checksum, one read of the
+  /// unit
   void commit(host_slot slot) { end_write(slot, true, tagger_ ? tag_to_be(slot) : 0); }
 
   /// Gives a reserved slot back; the unit stays absent. @throws std::logic_error as commit
   void abort(host_slot slot) { end_write(slot, false, 0); }
 
-  /// A lease on the units of a sequence and layer, and a logical use of the sequence. It pins the
-  /// whole sequence, also units that are committed later.
+  /// A lease on the units of a sequence and layer. It pins the whole sequence, also units that are
+  /// committed later.
   /// @throws std::invalid_argument  on a stale handle
   /// @throws std::out_of_range      on a layer out of range
-  /// @par Cost  O(1), under the lock; to be taken once a transfer, not once a unit
+  /// @par Cost  no lock, O(1); to be taken once a transfer, not once a unit
   [[nodiscard]] lease acquire(sequence_id id, std::int32_t layer) {
-    std::lock_guard lock(mutex_);
-    sequence_state& s = checked_sequence(id);
     check_unit(layer, 0);
-    if (s.leases++ == 0) {
-      counts_.evictable -= s.ready;
-      counts_.pinned += s.ready;
-      leave_policy(id.index);
+    if (id.index < 0 || id.index >= options_.max_sequences ||
+        !at(id.index).gate.acquire(id.generation)) {
+      refuse_stale(id);
     }
     return lease(this, id, layer, table_.data() + table_index(id.index, layer, 0));
+  }
+
+  /// Lets the holds go whose deadline is `now` or before. @return how many
+  /// @par Cost  O(max_sequences)
+  std::int32_t expire(std::int64_t now) {
+    std::lock_guard lock(mutex_);
+    std::int32_t ended = 0;
+    for (std::int32_t i = 0; i < options_.max_sequences; ++i) {
+      if (!at(i).is_held || at(i).deadline > now) continue;
+      end_hold_under_lock(i);
+      ++ended;
+    }
+    return ended;
+  }
+  /// Forgets all blocks that only their names keep. @return how many
+  std::int32_t clear() {
+    std::lock_guard lock(mutex_);
+    std::int32_t cleared = 0;
+    const auto any = [](std::int32_t) { return true; };
+    for (std::int32_t block = policy_.victim(any); block >= 0; block = policy_.victim(any)) {
+      policy_.erase(block);
+      forget_cached(block, store_event::what::cleared);
+      ++cleared;
+    }
+    return cleared;
+  }
+  /// Hands out what has become of blocks with names, oldest first, and forgets it.
+  /// @return how many were written to `to`
+  std::size_t drain_events(std::span<store_event> to) {
+    std::lock_guard lock(mutex_);
+    const std::size_t n = std::min(to.size(), events_.size());
+    const auto end = events_.begin() + static_cast<std::ptrdiff_t>(n);
+    std::copy(events_.begin(), end, to.begin());
+    events_.erase(events_.begin(), end);
+    return n;
+  }
+  /// Events that found `max_events` waiting, since the store was made.
+  [[nodiscard]] std::int64_t lost_events() const {
+    std::lock_guard lock(mutex_);
+    return lost_events_;
+  }
+  /// Calls `use(policy)` under the lock: for what a policy wants to be told, such as the time.
+  template <class Use>
+  void with_policy(Use use) {
+    std::lock_guard lock(mutex_);
+    use(policy_);
   }
 
   /// True if the unit is committed. A snapshot: only a lease makes it last.
   /// @throws std::invalid_argument, std::out_of_range  as reserve
   [[nodiscard]] bool contains(sequence_id id, std::int32_t layer, std::int32_t block) const {
     std::lock_guard lock(mutex_);
-    (void)checked_sequence(id);
+    check_sequence(id);
     check_unit(layer, block);
     return entry_of(id.index, layer, block).load(std::memory_order_relaxed) >= 0;
   }
 
  private:
-  // Values of the table that are no slot.
-  static constexpr std::int32_t absent = -1;
-  static constexpr std::int32_t being_written = -2;
+  friend lease;
+  friend hold;
+  using books::abandon_if_closed;
+  using books::absent;
+  using books::address;
+  using books::at;
+  using books::being_written;
+  using books::catalog_;
+  using books::check_length;
+  using books::check_sequence;
+  using books::check_unit;
+  using books::checked_writing;
+  using books::corrupt_;
+  using books::counts_under_lock;
+  using books::end_hold_under_lock;
+  using books::entry_of;
+  using books::events_;
+  using books::evict_one;
+  using books::finish_closing;
+  using books::forget_cached;
+  using books::forget_if_empty;
+  using books::free_;
+  using books::free_sequences_;
+  using books::free_slot;
+  using books::geometry_;
+  using books::index_;
+  using books::is_whole;
+  using books::is_whole_;
+  using books::join;
+  using books::let_go_from;
+  using books::lost_events_;
+  using books::open_under_lock;
+  using books::options_;
+  using books::orphans_;
+  using books::policy_;
+  using books::publish;
+  using books::ready_;
+  using books::refuse_stale;
+  using books::sequences_;
+  using books::settle;
+  using books::settle_whole;
+  using books::table_index;
+  using books::tag;
+  using books::tagger_;
+  using books::tags_;
+  using books::tell;
+  using books::touch;
+  using books::unit_bytes_;
+  using books::writing_;
+  using memory::checked_options_;
+  using memory::device_payload_;
+  using memory::device_table_;
+  using memory::payload_;
+  using memory::table_;
+  using typename books::sequence_state;
+  using slot_state = detail::slot_state;
 
-  enum class slot_state : std::uint8_t { free, writing, ready, corrupt };
-  struct slot_owner {
-    std::int32_t sequence = -1;
-    std::int32_t layer = -1;
-    std::int32_t block = -1;
-    slot_state state = slot_state::free;
-  };
-  struct sequence_state {
-    std::uint32_t generation = 1;
-    std::int32_t leases = 0;
-    std::int64_t ready = 0;
-    std::int64_t writing = 0;
-    std::int64_t corrupt = 0;  ///< slots that are read by nobody who comes from now on
-    bool open = false;
-    bool in_policy = false;
-  };
-
-  [[nodiscard]] std::int64_t capacity_units() const noexcept {
-    return options_.capacity_bytes / unit_bytes_;
-  }
-  [[nodiscard]] sequence_state& at(std::int32_t index) {
-    return sequences_[static_cast<std::size_t>(index)];
-  }
-  [[nodiscard]] std::byte* address(std::int32_t slot) const noexcept {
-    return payload_.data() + std::int64_t{slot} * unit_bytes_;
-  }
-  [[nodiscard]] std::size_t table_index(std::int32_t sequence, std::int32_t layer,
-                                        std::int32_t block) const noexcept {
-    return (static_cast<std::size_t>(sequence) * static_cast<std::size_t>(geometry_.layers) +
-            static_cast<std::size_t>(layer)) *
-               static_cast<std::size_t>(options_.max_blocks) +
-           static_cast<std::size_t>(block);
-  }
-  /// Readers, kernels among them, load entries without the lock.
-  [[nodiscard]] std::atomic_ref<std::int32_t> entry_of(std::int32_t sequence, std::int32_t layer,
-                                                       std::int32_t block) const noexcept {
-    return std::atomic_ref<std::int32_t>(table_[table_index(sequence, layer, block)]);
-  }
-  [[nodiscard]] std::int32_t& tail(std::int32_t sequence, std::int32_t layer) {
-    return tails_[static_cast<std::size_t>(sequence) * static_cast<std::size_t>(geometry_.layers) +
-                  static_cast<std::size_t>(layer)];
-  }
-  void check_unit(std::int32_t layer, std::int32_t block) const {
-    detail::expects<std::out_of_range>(layer >= 0 && layer < geometry_.layers,
-                                       "block_store: layer is ", layer, ", expected 0 to ",
-                                       geometry_.layers - 1);
-    detail::expects<std::out_of_range>(block >= 0 && block < options_.max_blocks,
-                                       "block_store: block is ", block, ", expected 0 to ",
-                                       options_.max_blocks - 1);
-  }
-  [[nodiscard]] const sequence_state& checked_sequence(sequence_id id) const {
-    detail::expects(id.index >= 0 && id.index < options_.max_sequences &&
-                        sequences_[static_cast<std::size_t>(id.index)].open &&
-                        sequences_[static_cast<std::size_t>(id.index)].generation == id.generation,
-                    "block_store: sequence (", id.index, ", generation ", id.generation,
-                    ") is stale or unknown");
-    return sequences_[static_cast<std::size_t>(id.index)];
-  }
-  [[nodiscard]] sequence_state& checked_sequence(sequence_id id) {
-    return const_cast<sequence_state&>(std::as_const(*this).checked_sequence(id));
-  }
-  [[nodiscard]] slot_owner& writing_owner(host_slot slot) {
-    const auto index = static_cast<std::int32_t>(slot);
-    detail::expects<std::logic_error>(
-        index >= 0 && index < counts_.capacity &&
-            owner_[static_cast<std::size_t>(index)].state == slot_state::writing,
-        "block_store: slot ", index, " is not being written");
-    return owner_[static_cast<std::size_t>(index)];
-  }
-
-  /// A sequence is in the policy exactly while it is open, not leased, and has something to give
-  /// up.
-  void enter_policy(std::int32_t index) {
-    sequence_state& s = at(index);
-    if (s.in_policy || !s.open || s.leases > 0 || s.ready == 0) return;
-    policy_.insert(index, {});
-    s.in_policy = true;
-  }
-  void leave_policy(std::int32_t index) {
-    if (!at(index).in_policy) return;
-    policy_.erase(index);
-    at(index).in_policy = false;
-  }
-
-  void free_slot(std::int32_t slot) {
-    owner_[static_cast<std::size_t>(slot)] = {};
-    free_.push_back(slot);
-    ++counts_.free;
-  }
-
-  /// Frees the last block of the victim, of the highest layer that has it.
-  [[nodiscard]] bool evict_one(std::int32_t writer) {
-    const std::int32_t victim =
-        policy_.victim([writer](std::int32_t sequence) { return sequence != writer; });
-    if (victim < 0) return false;
-    std::int32_t layer = 0;
-    for (std::int32_t l = 0; l < geometry_.layers; ++l) {
-      if (settled_tail(victim, l) >= tail(victim, layer)) layer = l;
-    }
-    const auto entry = entry_of(victim, layer, tail(victim, layer));
-    const std::int32_t slot = entry.exchange(absent, std::memory_order_relaxed);
-    settled_tail(victim, layer);
-    --counts_.evictable;
-    if (--at(victim).ready == 0) {
-      policy_.evict(victim);
-      at(victim).in_policy = false;
-    }
-    free_slot(slot);
-    return true;
-  }
-
-  /// The last ready block of a layer, -1 if none. Blocks that are being written are passed over.
-  std::int32_t settled_tail(std::int32_t sequence, std::int32_t layer) {
-    std::int32_t& block = tail(sequence, layer);
-    while (block >= 0 && entry_of(sequence, layer, block).load(std::memory_order_relaxed) < 0) {
-      --block;
-    }
-    return block;
-  }
-
-  [[nodiscard]] std::uint64_t tag(const std::byte* unit, sequence_id id, std::int32_t layer,
-                                  std::int32_t block) const noexcept {
-    return tagger_(unit, static_cast<std::size_t>(unit_bytes_),
-                   detail::unit_seed(id.index, id.generation, layer, block));
-  }
   /// The tag of a unit that is about to be committed. The bytes are the caller's still, so the lock
-  /// is not held while they are read.
+  /// is not held while they are read; a block with a slot that is written stays what it is.
   [[nodiscard]] std::uint64_t tag_to_be(host_slot slot) {
-    slot_owner owner;
-    sequence_id id;
+    std::int32_t block = -1;
+    std::int32_t layer = -1;
     {
       std::lock_guard lock(mutex_);
-      owner = writing_owner(slot);
-      id = {owner.sequence, at(owner.sequence).generation};
+      block = catalog_.block_of_slot(checked_writing(slot));
+      layer = catalog_.layer_of_slot(static_cast<std::int32_t>(slot));
     }
-    return tag(address(static_cast<std::int32_t>(slot)), id, owner.layer, owner.block);
+    return tag(address(static_cast<std::int32_t>(slot)), block, layer);
   }
 
   /// Under the lock, so that a unit written anew meanwhile is judged by its own bytes.
-  bool drop_if_corrupt(sequence_id id, std::int32_t layer, std::int32_t block) noexcept {
+  bool drop_if_corrupt(std::int32_t index, std::int32_t layer, std::int32_t position) noexcept {
     std::lock_guard lock(mutex_);
-    auto entry = entry_of(id.index, layer, block);
-    const std::int32_t slot = entry.load(std::memory_order_relaxed);
+    const std::int32_t slot = entry_of(index, layer, position).load(std::memory_order_relaxed);
     if (slot < 0) return false;
-    const auto i = static_cast<std::size_t>(slot);
-    if (tags_[i] == tag(address(slot), id, layer, block)) return false;
-    sequence_state& s = at(id.index);
-    entry.store(absent, std::memory_order_relaxed);
-    owner_[i].state = slot_state::corrupt;
-    --s.ready;
-    ++s.corrupt;
-    if (s.open) {  // leased, so it was pinned; those of a closed sequence are quarantined already
-      --counts_.pinned;
-      ++counts_.quarantined;
-    }
+    const std::int32_t block = catalog_.block_of(index, position);
+    if (tags_[static_cast<std::size_t>(slot)] == tag(address(slot), block, layer)) return false;
+    publish(block, layer, absent);
+    catalog_.set_state(slot, slot_state::corrupt);
+    --ready_;
+    ++corrupt_;
+    settle_whole(block, store_event::what::damaged);
+    catalog_.each_holder(block, [this](std::int32_t s) { at(s).gate.call_for_attention(); });
     return true;
   }
-
-  /// After the last lease. A search, but it is rare.
-  void free_corrupt_units(std::int32_t index) {
-    for (std::size_t i = 0; i < owner_.size() && at(index).corrupt > 0; ++i) {
-      if (owner_[i].sequence != index || owner_[i].state != slot_state::corrupt) continue;
-      --at(index).corrupt;
-      --counts_.quarantined;
-      free_slot(static_cast<std::int32_t>(i));
-    }
-  }
-
   void end_write(host_slot slot, bool keep, std::uint64_t tag_of_unit) {
     std::lock_guard lock(mutex_);
-    slot_owner& owner = writing_owner(slot);
-    const std::int32_t index = owner.sequence;
-    sequence_state& s = at(index);
-    const auto entry = entry_of(index, owner.layer, owner.block);
-    --s.writing;
-    if (!s.open) {
-      entry.store(absent, std::memory_order_relaxed);
-      --counts_.quarantined;
-      free_slot(static_cast<std::int32_t>(slot));
-      finish_closing(index);
-      return;
+    const std::int32_t index = checked_writing(slot);
+    const std::int32_t block = catalog_.block_of_slot(index);
+    const std::int32_t layer = catalog_.layer_of_slot(index);
+    --writing_;
+    const bool is_orphan = catalog_.at(block).is_orphan;
+    orphans_ -= is_orphan ? 1 : 0;
+    if (is_orphan || !keep) {
+      publish(block, layer, absent);
+      free_slot(index);
+    } else {
+      catalog_.set_state(index, slot_state::ready);
+      ++ready_;
+      if (tagger_) tags_[static_cast<std::size_t>(index)] = tag_of_unit;
+      publish(block, layer, index);
+      settle_whole(block, store_event::what::damaged);
     }
-    --counts_.writing;
-    if (!keep) {
-      entry.store(absent, std::memory_order_relaxed);
-      free_slot(static_cast<std::int32_t>(slot));
-      return;
-    }
-    owner.state = slot_state::ready;
-    if (tagger_) tags_[static_cast<std::size_t>(slot)] = tag_of_unit;
-    if (tail(index, owner.layer) < owner.block) tail(index, owner.layer) = owner.block;
-    ++s.ready;
-    ++(s.leases > 0 ? counts_.pinned : counts_.evictable);
-    enter_policy(index);
-    // Readers load the slot without the lock: the bytes and their tag come before it.
-    entry.store(static_cast<std::int32_t>(slot), std::memory_order_release);
+    forget_if_empty(block);
   }
 
   void release_lease(std::int32_t index) noexcept {
+    touch(index);
+    const detail::sequence_gate::rest rest = at(index).gate.release();
+    if (!rest.is_any) return;
     std::lock_guard lock(mutex_);
-    sequence_state& s = at(index);
-    if (--s.leases > 0) return;
-    if (s.corrupt > 0) free_corrupt_units(index);
-    if (s.open) {
-      counts_.pinned -= s.ready;
-      counts_.evictable += s.ready;
-      enter_policy(index);
-    } else {
-      free_ready_units(index);
-      finish_closing(index);
+    if (at(index).gate.generation() == rest.generation) settle(index);
+  }
+  [[nodiscard]] bool is_held(sequence_id id) const noexcept {
+    std::lock_guard lock(mutex_);
+    return at(id.index).is_held && at(id.index).gate.is_open(id.generation);
+  }
+  void end_hold(sequence_id id) noexcept {
+    std::lock_guard lock(mutex_);
+    if (at(id.index).is_held && at(id.index).gate.is_open(id.generation)) {
+      end_hold_under_lock(id.index);
     }
   }
-
-  /// Frees the readable units of a closed sequence, which are quarantined.
-  void free_ready_units(std::int32_t index) {
-    for (std::int32_t layer = 0; layer < geometry_.layers; ++layer) {
-      for (std::int32_t block = tail(index, layer); block >= 0; --block) {
-        const auto entry = entry_of(index, layer, block);
-        const std::int32_t slot = entry.load(std::memory_order_relaxed);
-        if (slot < 0) continue;
-        entry.store(absent, std::memory_order_relaxed);
-        --counts_.quarantined;
-        free_slot(slot);
-      }
-      tail(index, layer) = -1;
-    }
-    at(index).ready = 0;
-  }
-
-  bool finish_closing(std::int32_t index) {
-    const sequence_state& s = at(index);
-    if (s.open || s.leases > 0 || s.writing > 0) return false;
-    free_sequences_.push_back(index);
-    return true;
-  }
-
-  kv_geometry geometry_;
-  block_store_options options_;
-  std::int64_t unit_bytes_;
-  tagger tagger_;
-  pinned_buffer<std::byte, Backend> payload_;
-  pinned_buffer<std::int32_t, Backend> table_;  ///< [sequences, layers, blocks] slots
-  const std::byte* device_payload_;             ///< the same, as kernels see them
-  const std::int32_t* device_table_;
   mutable std::mutex mutex_;
-  Policy policy_;
-  store_counts counts_;
-  std::vector<sequence_state> sequences_;
-  std::vector<std::int32_t> free_sequences_;
-  std::vector<std::int32_t> tails_;  ///< [sequences, layers] upper bound of the last ready block
-  std::vector<slot_owner> owner_;    ///< [capacity]
-  std::vector<std::uint64_t> tags_;  ///< [capacity] of ready units, or empty
-  std::vector<std::int32_t> free_;   ///< slots, the next one last
 };
 
 }  // namespace pulseinfer

@@ -3,8 +3,10 @@
 /// What goes into a block store and comes out of it, as values: handles, outcomes, counts, sizes.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
+#include "pulseinfer/block_key.hpp"
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/geometry.hpp"
@@ -39,9 +41,49 @@ struct [[nodiscard]] reservation {
 
 /// What became of the slots of a sequence that was closed.
 enum class [[nodiscard]] close_outcome : std::uint8_t{
-    closed,    ///< all slots are free again
+    closed,    ///< all its slots are free again, or hold what others share or a prefix that has a
+               ///< name
     deferred,  ///< leases or writes are under way: their slots are quarantined until the last of
                ///< them ends
+};
+
+/// What became of a wish to forget the end of a sequence.
+enum class [[nodiscard]] trim_outcome : std::uint8_t{
+    trimmed,
+    leased,  ///< somebody reads the sequence; nothing has changed
+};
+
+/// What became of a name for a block.
+enum class [[nodiscard]] name_outcome : std::uint8_t{
+    named,   ///< the block is found by this key from here on, once it is whole
+    exists,  ///< another block has the key, and keeps it; this one stays without
+};
+
+/// How long a block with a name should stay once no sequence holds it, for a policy that looks at
+/// that: see eviction_entry.
+struct retention {
+  std::int32_t priority = 0;
+  std::int64_t keep_until = 0;
+};
+
+/// What a store tells of blocks that have a name.
+struct store_event {
+  enum class what : std::uint8_t {
+    stored,   ///< all its layers are there: it can be found
+    evicted,  ///< given up for another
+    damaged,  ///< a unit of it was not what was stored
+    cleared,  ///< `clear` was called
+  };
+  what kind = what::stored;
+  block_key key;
+  friend bool operator==(const store_event&, const store_event&) = default;
+};
+
+/// What a full store gives up at a time from a sequence that is open. Blocks that only the prefix
+/// index knows always go as a whole.
+enum class eviction_scope : std::uint8_t {
+  unit,   ///< the highest layer of the last block: the least that makes room
+  block,  ///< all layers of the last block: what is left is whole
 };
 
 /// Where every slot is. Law: free + writing + evictable + pinned + quarantined == capacity, at
@@ -61,6 +103,12 @@ struct block_store_options {
   std::int64_t capacity_bytes = 0;  ///< payload; rounded down to whole units, at least one
   std::int32_t max_sequences = 64;
   std::int32_t max_blocks = 8192;  ///< blocks a sequence; 8,192 of 16 tokens are 131,072 tokens
+  /// Blocks that the store can know, whoever holds them and however many layers they have; 0: four
+  /// times as many as whole ones would fit, at most one a unit.
+  std::int32_t max_stored_blocks = 0;
+  eviction_scope scope = eviction_scope::unit;
+  std::int32_t max_events = 0;  ///< that wait to be drained; later ones are lost, and counted
+  bool zero_freed = false;      ///< overwrite a slot's bytes when it becomes free
   /// What a recall can check of a unit: a tag of 8 bytes a unit, none without.
   pulseinfer::integrity integrity = pulseinfer::integrity::none;
   checksum_function checksum = nullptr;  ///< for integrity::checksum, such as `xxh3`
@@ -80,7 +128,21 @@ inline block_store_options checked_options(const kv_geometry& geometry,
           "block_store: max_sequences is ", options.max_sequences, ", expected 1 to ", max_extent);
   expects(options.max_blocks >= 1 && options.max_blocks <= (1 << 24), "block_store: max_blocks is ",
           options.max_blocks, ", expected 1 to ", 1 << 24);
-  return options;
+  const std::int64_t units = options.capacity_bytes / geometry.unit_bytes();
+  expects(options.max_stored_blocks >= 0 && options.max_stored_blocks <= units,
+          "block_store: max_stored_blocks is ", options.max_stored_blocks, ", expected 0 to ",
+          units);
+  expects(options.max_events >= 0 && options.max_events <= (1 << 24), "block_store: max_events is ",
+          options.max_events, ", expected 0 to ", 1 << 24);
+  expects(options.scope <= eviction_scope::block, "block_store: scope is ",
+          static_cast<int>(options.scope), ", expected one of eviction_scope");
+  block_store_options checked = options;
+  if (checked.max_stored_blocks == 0) {
+    const std::int64_t whole = (units + geometry.layers - 1) / geometry.layers;
+    checked.max_stored_blocks = static_cast<std::int32_t>(
+        std::min(units, std::max<std::int64_t>(4 * whole, options.max_blocks)));
+  }
+  return checked;
 }
 
 }  // namespace detail

@@ -98,14 +98,14 @@ class model {
   }
 
   [[nodiscard]] store_counts counts() const {
-    store_counts c{.capacity = capacity};
+    store_counts c{.quarantined = orphans, .capacity = capacity};
     for (const sequence& s : all_) {
       if (!s.used) continue;
       c.quarantined += s.damaged;
       const std::int64_t ready = count(s, state::ready);
       const std::int64_t writing = count(s, state::writing);
       if (!s.open) {
-        c.quarantined += ready + writing;
+        c.quarantined += ready;
       } else {
         c.writing += writing;
         (s.leases > 0 ? c.pinned : c.evictable) += ready;
@@ -136,19 +136,13 @@ class model {
       }
     }
   }
+  std::int64_t orphans = 0;  ///< units that are written for sequences that are closed
   void use(std::int32_t index) { at(index).last_use = ++clock_; }
   /// Forgets what a closed sequence no longer needs.
   void settle(std::int32_t index) {
     sequence& s = at(index);
     if (s.open || !s.used) return;
-    if (s.leases == 0) {
-      for (auto& layer : s.units) {
-        for (entry& e : layer) {
-          if (e.is == state::ready) e = {};
-        }
-      }
-    }
-    s.used = s.leases > 0 || count(s, state::writing) > 0;
+    s.used = s.leases > 0;
   }
   [[nodiscard]] bool has_unused() const {
     return std::any_of(all_.begin(), all_.end(), [](const sequence& s) { return !s.used; });
@@ -240,8 +234,10 @@ class twins {
     if (!s.open) return throws([&] { (void)store_.close_sequence(id_of(index)); });
     const close_outcome outcome = store_.close_sequence(id_of(index));
     s.open = false;
+    model_.orphans += model_.count(s, state::writing);
+    const bool is_put_off = s.leases > 0 || model_.count(s, state::writing) > 0;
     model_.settle(index);
-    return outcome == (s.used ? close_outcome::deferred : close_outcome::closed);
+    return outcome == (is_put_off ? close_outcome::deferred : close_outcome::closed);
   }
   bool acquire() {
     const std::int32_t index = some(model::sequences);
@@ -315,15 +311,13 @@ class twins {
     if (read_stamp(store_.writable(ended.slot)) != ended.content) return false;
     model::sequence& s = model_.at(ended.index);
     const bool commit = !draw_.one_in(4);
-    const bool was_empty = model_.count(s, state::ready) == 0;
     commit ? store_.commit(ended.slot) : store_.abort(ended.slot);
-    model::entry& e = s.units[ended.at.layer][ended.at.block];
-    if (commit && s.open)
-      e.is = state::ready;
-    else
-      e = {};
-    // The first unit makes the sequence one that can be given up.
-    if (commit && s.open && was_empty) model_.use(ended.index);
+    if (!s.open || s.generation != ended.content.generation) {
+      --model_.orphans;
+    } else {
+      model::entry& e = s.units[ended.at.layer][ended.at.block];
+      e = commit ? model::entry{state::ready, e.version} : model::entry{};
+    }
     model_.settle(ended.index);
     return throws([&] { store_.commit(ended.slot); });
   }

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// What a reader of a block store has in its hand: `block_store::lease` and `block_store::hold`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "pulseinfer/config.hpp"
+#include "pulseinfer/store_types.hpp"
+#include "pulseinfer/store_view.hpp"
+
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
+
+/// Keeps the sequence's units where they are while it lives. Movable; the moved-from lease holds
+/// nothing.
+template <class Store>
+class store_lease {
+ public:
+  store_lease() = default;
+  store_lease(store_lease&& other) noexcept
+      : store_(std::exchange(other.store_, nullptr)),
+        key_(other.key_),
+        layer_(other.layer_),
+        table_(other.table_) {}
+  store_lease& operator=(store_lease&& other) noexcept {
+    if (this == &other) return *this;
+    release();
+    store_ = std::exchange(other.store_, nullptr);
+    key_ = other.key_;
+    layer_ = other.layer_;
+    table_ = other.table_;
+    return *this;
+  }
+  ~store_lease() { release(); }
+
+  /// Gives the lease back early. Idempotent.
+  void release() noexcept {
+    if (store_ != nullptr) store_->release_lease(key_.index);
+    store_ = nullptr;
+  }
+  /// The committed bytes of a block, or null where the store has none. Valid while the lease
+  /// lives.
+  [[nodiscard]] const std::byte* find(std::int32_t block) const noexcept {
+    const std::int32_t slot = slot_of(block);
+    return slot < 0 ? nullptr : store_->address(slot);
+  }
+  /// The same for kernels; also units that are committed later are found.
+  [[nodiscard]] store_view device_view() const noexcept {
+    if (store_ == nullptr) return {};
+    return {.slots = store_->device_table_ + (table_ - store_->table_.data()),
+            .payload = store_->device_payload_,
+            .unit_bytes = store_->unit_bytes_,
+            .blocks = store_->options_.max_blocks};
+  }
+  /// True if these are the bytes of the block as they were committed, wherever they lie now: as
+  /// far as the store's `integrity` tells, so always true with `none`. A block that the store
+  /// does not have has no bytes.
+  [[nodiscard]] bool matches(std::int32_t block, const std::byte* unit) const noexcept {
+    if (store_ == nullptr || !store_->tagger_) return true;
+    const std::int32_t slot = slot_of(block);
+    if (slot < 0) return false;
+    return store_->tags_[static_cast<std::size_t>(slot)] ==
+           store_->tag(unit, store_->catalog_.block_of(key_.index, block), layer_);
+  }
+  /// Looks at the bytes in the store itself, and takes the unit out if they are not those that
+  /// were committed: it is absent from here on, may be written anew, and its slot stays
+  /// quarantined, for others may be reading it, until the last lease on the sequence ends.
+  /// @return true if the unit was taken out. False says that the store's bytes are well (those
+  ///         that did not match were damaged on their way), or that the unit is absent.
+  bool drop_if_corrupt(std::int32_t block) noexcept {
+    return store_ != nullptr && store_->tagger_ && slot_of(block) >= 0 &&
+           store_->drop_if_corrupt(key_.index, layer_, block);
+  }
+  [[nodiscard]] explicit operator bool() const noexcept { return store_ != nullptr; }
+
+ private:
+  friend Store;
+  store_lease(Store* store, sequence_id key, std::int32_t layer, const std::int32_t* table)
+      : store_(store), key_(key), layer_(layer), table_(table) {}
+  [[nodiscard]] std::int32_t slot_of(std::int32_t block) const noexcept {
+    if (store_ == nullptr || block < 0 || block >= store_->options_.max_blocks) return -1;
+    return detail::load_mapped(table_ + block);
+  }
+
+  Store* store_ = nullptr;
+  sequence_id key_;
+  std::int32_t layer_ = -1;
+  const std::int32_t* table_ = nullptr;
+};
+
+/// Keeps a sequence's blocks in the store until it is let go, or until `expire` is told that its
+/// deadline is over; between finding a prefix and leasing it. It gives no addresses, so nobody
+/// reads when it ends. Movable.
+template <class Store>
+class store_hold {
+ public:
+  store_hold() = default;
+  store_hold(store_hold&& other) noexcept
+      : store_(std::exchange(other.store_, nullptr)), sequence_(other.sequence_) {}
+  store_hold& operator=(store_hold&& other) noexcept {
+    if (this == &other) return *this;
+    release();
+    store_ = std::exchange(other.store_, nullptr);
+    sequence_ = other.sequence_;
+    return *this;
+  }
+  ~store_hold() { release(); }
+
+  /// Lets go early. Idempotent.
+  void release() noexcept {
+    if (store_ != nullptr) store_->end_hold(sequence_);
+    store_ = nullptr;
+  }
+  /// True while it keeps the blocks: it has not expired, and the sequence is open.
+  [[nodiscard]] bool is_live() const noexcept {
+    return store_ != nullptr && store_->is_held(sequence_);
+  }
+
+ private:
+  friend Store;
+  store_hold(Store* store, sequence_id sequence) noexcept : store_(store), sequence_(sequence) {}
+
+  Store* store_ = nullptr;
+  sequence_id sequence_;
+};
+
+}  // namespace pulseinfer::detail
