@@ -211,16 +211,27 @@ class store_books {
       forget_cached(block, store_event::what::evicted);
       return true;
     }
-    std::int32_t victim = -1;
+    // A lease may be taken at any time: then somebody else is looked for.
+    for (;;) {
+      const std::int32_t end = least_recent_end(writer);
+      if (end < 0) return false;
+      if (evict_end(end)) return true;
+    }
+  }
+  /// What the sequence gives up that has not been used for longest; -1 if there is none.
+  [[nodiscard]] std::int32_t least_recent_end(std::int32_t writer) noexcept {
+    std::int32_t found = -1;
+    std::uint64_t least = 0;
     for (std::int32_t i = 0; i < options_.max_sequences; ++i) {
       if (i == writer || !at(i).gate.is_open() || at(i).gate.leases() > 0) continue;
-      if (victim >= 0 && last_use(i) >= last_use(victim)) continue;
-      if (evictable_end(i, writer) >= 0) victim = i;
+      const std::uint64_t used = at(i).last_use.load(std::memory_order_relaxed);
+      if (found >= 0 && used >= least) continue;
+      const std::int32_t end = evictable_end(i, writer);
+      if (end < 0) continue;
+      found = end;
+      least = used;
     }
-    return victim >= 0 && evict_end(evictable_end(victim, writer));
-  }
-  [[nodiscard]] std::uint64_t last_use(std::int32_t index) const noexcept {
-    return at(index).last_use.load(std::memory_order_relaxed);
+    return found;
   }
   /// The last block of a sequence of which something can be read; -1 if there is none.
   [[nodiscard]] std::int32_t last_ready(std::int32_t sequence) noexcept {
