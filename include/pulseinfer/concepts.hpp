@@ -220,15 +220,15 @@ concept page_table = std::is_trivially_copyable_v<T> &&
 
 /// What a policy is told of a group that enters the order. A policy uses of it what it needs.
 struct eviction_entry {
-  /// Names what is stored, the same when it comes back: for policies that remember what left. 0 says
-  /// that it has no name; nothing is remembered then.
+  /// Names what is stored, the same when it comes back: for policies that remember what left. 0
+  /// says that it has no name; nothing is remembered then.
   std::uint64_t key = 0;
   /// The group of the block before it in the prefix, or -1: for policies that know the prefix tree.
+  /// It may enter later than its children do.
   std::int32_t parent = -1;
   /// Lower goes first: for policies that know priorities.
   std::int32_t priority = 0;
-  /// Until when it should stay, in the time that the policy is told; times start at 1, 0 asks for
-  /// nothing.
+  /// Until when it should stay, in the time that such a policy is told, which begins at 0.
   std::int64_t keep_until = 0;
 };
 
@@ -248,14 +248,14 @@ struct probe_predicate {
 ///   one request to be one use says so once, when the request takes its lease, and in the order of
 ///   use, not in that in which transfers end.
 /// - `victim(can_evict)` is the group to give up next of those for which the predicate
-///   (`bool(group)`) is true, or -1. It may move groups within the policy, but takes none out; those
-///   that the predicate refuses keep their place. The predicate calls nothing of the policy.
+///   (`bool(group)`) is true, or -1. It may move groups within the policy, but takes none out;
+///   those that the predicate refuses keep their place. The predicate calls nothing of the policy.
 /// - `evict(group)`: it was given up; the policy may remember its key. It need not be the victim.
 /// - `erase(group)`: it left for another reason (closed, trimmed, damaged), and nothing is
 ///   remembered of it.
 ///
-/// All calls come from one thread at a time and allocate nothing. They cost O(1), `victim` that and
-/// one step for each group that is refused, on average over many calls. A call that throws
+/// All calls come from one thread at a time and allocate nothing. They cost O(1) on average over
+/// many calls, `victim` also a few steps for each group that is refused. A call that throws
 /// (`std::out_of_range` on an index that is no group, `std::logic_error` on one that is in, or not)
 /// has changed nothing. What a policy answers depends on the calls before alone.
 template <class P>

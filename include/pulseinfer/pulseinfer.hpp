@@ -4,6 +4,7 @@
 /// backend, `pulseinfer/xxh3.hpp` a checksum by xxHash.
 #pragma once
 
+#include "pulseinfer/admission_filter.hpp"
 #include "pulseinfer/backend/host.hpp"
 #include "pulseinfer/backend/simulated.hpp"
 #include "pulseinfer/batch.hpp"
@@ -20,6 +21,13 @@
 #include "pulseinfer/element.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/eviction.hpp"
+#include "pulseinfer/eviction_adaptive_2q.hpp"
+#include "pulseinfer/eviction_arc.hpp"
+#include "pulseinfer/eviction_prefix_tree.hpp"
+#include "pulseinfer/eviction_priority.hpp"
+#include "pulseinfer/eviction_s3_fifo.hpp"
+#include "pulseinfer/eviction_sieve.hpp"
+#include "pulseinfer/eviction_slru.hpp"
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/hot_buffer.hpp"
 #include "pulseinfer/integrity.hpp"

@@ -13,8 +13,8 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
-/// Doubly linked lists over the groups 0 to capacity-1, a group in one of them or in none. Which one
-/// it is, the policy knows. All calls are O(1) and allocate nothing; memory is 8 bytes a group.
+/// Doubly linked lists over the groups 0 to capacity-1, a group in one of them or in none. The
+/// policy knows which one it is. All calls are O(1) and allocate nothing; memory is 8 bytes a group.
 class group_lists {
  public:
   static constexpr std::int32_t none = -1;
@@ -75,8 +75,15 @@ class group_lists {
   /// refused.
   template <class CanEvict>
   [[nodiscard]] std::int32_t first(std::int32_t list, CanEvict& can_evict) const {
-    std::int32_t group = front(list);
-    while (group != none && !can_evict(group)) group = after(group);
+    std::int32_t refused = none;
+    return first(list, can_evict, refused);
+  }
+  /// The same, behind the group `refused` if that is one; it becomes the last that is refused now.
+  template <class CanEvict>
+  [[nodiscard]] std::int32_t first(std::int32_t list, CanEvict& can_evict,
+                                   std::int32_t& refused) const {
+    std::int32_t group = refused == none ? front(list) : after(refused);
+    for (; group != none && !can_evict(group); group = after(group)) refused = group;
     return group;
   }
 
