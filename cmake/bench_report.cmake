@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -D figures=FOLDER -D targets=FILE [-D without_cuda=REASON] -D report=FILE -P bench_report.cmake
+# cmake -D figures=FOLDER -D targets=FILE [-D without_cuda=REASON] [-D without_trace=REASON]
+#       -D report=FILE -P bench_report.cmake
 # Merges the JSON objects of numbers that the benchmark programs left in FOLDER into one, adds the
 # object of `targets` (same keys; the file may be absent) under "targets", writes `report` and prints
 # a table of it. A target is a number, which the value should reach, or {"at_most": number}. A key that
-# has a target and no figure is null, and "not_measured" says why: for keys cuda_... it is REASON.
+# has a target and no figure is null, and "not_measured" says why: for keys cuda_..., and
+# those of recorded traffic, it is REASON.
 cmake_minimum_required(VERSION 3.24)
 
 # Rows of equal width: the key to the left, numbers to the right.
@@ -88,6 +90,9 @@ foreach(key IN LISTS target_keys)
     set(reason_${key} "no benchmark reported it")
     if(key MATCHES "^cuda_" AND without_cuda)
       set(reason_${key} "${without_cuda}")
+    endif()
+    if(key MATCHES "^(lru|best_policy)_hits_" AND without_trace)
+      set(reason_${key} "${without_trace}")
     endif()
     string(REGEX REPLACE "([\"\\])" "\\\\\\1" reason "${reason_${key}}")
     string(APPEND reasons "${separator}    \"${key}\": \"${reason}\"")

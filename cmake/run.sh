@@ -7,6 +7,7 @@
 #   CXX, CUDA_HOME, JOBS          compiler, CUDA toolkit, parallel jobs (default: all processors)
 #   PULSEINFER_CUDA_ON_CPU        source folder of a CUDA runtime that runs kernels on the CPU; absolute,
 #                                 or relative to the current folder or to the repository
+#   PULSEINFER_TRACE              recorded requests for `bench`, a JSON object a line, as Mooncake has them
 #   PULSEINFER_TEST_SEEDS         seeds a randomised test runs with
 #   PULSEINFER_CUDA_ARCHITECTURES CUDA architectures to compile for, as CMake writes them
 set -eu
@@ -520,6 +521,17 @@ bench() {
   build_cpu_runtime
   configure PULSEINFER_BUILD_BENCHMARKS
   compile --target benchmarks
+  recorded=$root/../shared/data/mooncake_conversation_trace.jsonl
+  if [ -z "${PULSEINFER_TRACE:-}" ] && [ -f "$recorded" ]; then
+    PULSEINFER_TRACE=$recorded
+  fi
+  without_trace=
+  if [ -n "${PULSEINFER_TRACE:-}" ]; then
+    export PULSEINFER_TRACE
+  else
+    without_trace='PULSEINFER_TRACE names no trace'
+    say "figures of recorded traffic are left out: $without_trace"
+  fi
   reports=$root/build/bench
   rm -rf "$reports"
   mkdir -p "$reports/figures"
@@ -550,8 +562,8 @@ bench() {
   done
   [ $count -gt 0 ] || die "there are no benchmarks"
   "$cmake" -D "figures=$reports/figures" -D "targets=$root/benchmarks/targets.json" \
-    -D "without_cuda=CUDA was $cuda_state" -D "report=$reports/report.json" \
-    -P "$root/cmake/bench_report.cmake"
+    -D "without_cuda=CUDA was $cuda_state" -D "without_trace=$without_trace" \
+    -D "report=$reports/report.json" -P "$root/cmake/bench_report.cmake"
 }
 
 docs() {
