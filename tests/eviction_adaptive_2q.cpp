@@ -276,15 +276,24 @@ TEST_CASE("hit_curve: depths are about what counting says") {
 
 TEST_CASE("hit_curve: what lies for long is deep, and what was seen fades") {
   hit_curve curve(16);
-  const auto old = curve.enter();
-  for (int i = 0; i < 100'000; ++i) curve.use(curve.enter());  // one after the other at depth 0
-  CHECK(curve.hits(0) > 0);
-  std::vector<hit_curve::bucket> more;
-  for (int i = 0; i < 10; ++i) more.push_back(curve.enter());
-  curve.use(old);  // ten are more recent
-  CHECK(curve.hits(10) == hit_curve::weight);
+  std::vector<hit_curve::bucket> old;
+  for (int i = 0; i < 8; ++i) old.push_back(curve.enter());
+  hit_curve::bucket two[] = {curve.enter(), curve.enter()};
+  for (int i = 0; i < 100'000; ++i) {  // they take turns, each at depth 1
+    curve.use(two[i % 2]);
+    two[i % 2] = curve.enter();
+  }
+  CHECK(curve.hits(0) == 0);
+  CHECK(curve.hits(1) == 100'000 * hit_curve::weight);
+  for (int i = 0; i < 4; ++i) curve.leave(old[static_cast<std::size_t>(i)]);
+  curve.use(old[4]);  // two are more recent; of the four old ones, it is in the middle
+  CHECK(curve.hits(4) == hit_curve::weight);
+  for (int i = 5; i < 7; ++i) curve.leave(old[static_cast<std::size_t>(i)]);
+  for (int i = 0; i < 10; ++i) (void)curve.enter();
+  curve.use(old[7]);  // twelve are more recent
+  CHECK(curve.hits(12) == hit_curve::weight);
   for (int i = 0; i < 1'000; ++i) curve.fade();
-  CHECK(curve.hits(10) < hit_curve::weight / 10);
+  CHECK(curve.hits(12) < hit_curve::weight / 10);
 }
 
 TEST_CASE("adaptive_2q: passing traffic does not displace what is used again") {
@@ -314,6 +323,24 @@ TEST_CASE("adaptive_2q: the division follows where the traffic changes") {
   });
   CHECK(found.target >= 35);
   CHECK(found.hits > 23'000 + 46'000);
+}
+
+TEST_CASE("adaptive_2q: what is forgotten no longer counts as more recent than what stayed") {
+  adaptive_2q policy(16, 1);
+  std::uint64_t next_key = 100;
+  for (std::int32_t group = 2; group < 15; ++group) policy.insert(group, {});
+  for (int round = 0; round < 200; ++round) {
+    policy.insert(0, {});
+    for (int i = 0; i < 40; ++i) {  // one of them stands, one is remembered
+      policy.insert(1, {.key = ++next_key});
+      policy.evict(1);
+    }
+    policy.touch(0);  // two in the list of the once used had to be longer than, not forty
+    policy.erase(0);
+    for (std::int32_t group = 2; group < 15; ++group) policy.touch(group);  // thirteen by turns
+  }
+  CHECK(policy.once_target() > 0);
+  CHECK(policy.once_target() <= 3);
 }
 
 TEST_CASE("adaptive_2q: a memory of less than nothing is refused") {
