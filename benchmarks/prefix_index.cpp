@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long it takes to find out how much of a prompt is there: per block, tables cold.
+//
+// The chains are those of the conversation trace that PULSEINFER_TRACE names: a block of 512 tokens
+// for each of its ids, the key of a block chained from the ids before it under a tenant's salt. The
+// index is filled by a replay of the whole trace for each of 16 tenants, in the order of the trace,
+// each block once: 2.9 million blocks, 111 MB. Then each request is probed once, under a tenant
+// drawn for it, for its longest ready prefix, which is all of it. `ready` reads a word of 4 bytes a
+// group, of which there are 12 MB.
+//
+// Cold: before each pass over the requests 256 MiB of other memory are written, so that neither the
+// index nor the words of `ready` are in a cache (the counter `seen` is the share of the blocks that
+// the pass has met before under the same tenant; these may be). The keys, in the order of the
+// requests, are read as an engine has them: one after the other. A figure is the median of passes,
+// over all blocks probed. One thread.
+//
+// There is no baseline but the target. Beside it, the same blocks looked for one at a time, each
+// with its own wait for memory unless the processor looks ahead itself: `find_ns`.
+//
+// - prefix_probe_ns_per_block
+// - prefix_hash_ns_per_block: the keys of prompts of 128 blocks of 512 tokens, which lie in the cache.
+#include <benchmark/benchmark.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <unordered_set>
+#include <vector>
+
+#include "pulseinfer/block_key.hpp"
+#include "pulseinfer/detail/random.hpp"
+#include "pulseinfer/prefix_index.hpp"
+#include "support/conversation_trace.hpp"
+#include "support/report.hpp"
+
+namespace {
+
+using pulseinfer::block_key;
+using pulseinfer::prefix_index;
+using pulseinfer::detail::random_source;
+using pulseinfer_bench::trace_request;
+using clock_type = std::chrono::steady_clock;
+
+constexpr std::int32_t tenants = 16;
+constexpr int passes = 15;
+
+double median_of(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+double ns_since(clock_type::time_point begin) {
+  return std::chrono::duration<double, std::nano>(clock_type::now() - begin).count();
+}
+
+/// The keys of a request's blocks, appended.
+void append_chain(const trace_request& request, std::int32_t tenant, std::vector<block_key>& keys) {
+  block_key key = pulseinfer::root_key(static_cast<std::uint64_t>(tenant));
+  for (const std::int32_t id : request.hash_ids) {
+    keys.push_back(key = pulseinfer::chained_key(key, {&id, 1}));
+  }
+}
+
+/// Requests as one pass probes them: all keys, and how many each of them has.
+struct probe_list {
+  std::vector<block_key> keys;
+  std::vector<std::size_t> lengths;
+  double seen = 0;  ///< share of the keys that were in the list before
+};
+
+probe_list drawn_probes(const std::vector<trace_request>& requests, random_source& draw) {
+  probe_list list;
+  for (const trace_request& request : requests) {
+    append_chain(request, static_cast<std::int32_t>(draw.below(tenants)), list.keys);
+    list.lengths.push_back(request.hash_ids.size());
+  }
+  std::vector<block_key> sorted = list.keys;
+  std::sort(sorted.begin(), sorted.end());
+  const auto distinct = std::unique(sorted.begin(), sorted.end()) - sorted.begin();
+  list.seen = 1 - static_cast<double>(distinct) / static_cast<double>(list.keys.size());
+  return list;
+}
+
+void write_other_memory() {
+  static std::vector<std::uint64_t> memory(std::size_t{256} << 17);
+  for (std::uint64_t& word : memory) ++word;
+  benchmark::DoNotOptimize(memory.data());
+}
+
+void probe(benchmark::State& state) {
+  const char* const path = pulseinfer_bench::conversation_trace_path();
+  if (path == nullptr) {
+    state.SkipWithError("PULSEINFER_TRACE does not name the conversation trace");
+    return;
+  }
+  const std::vector<trace_request> requests = pulseinfer_bench::read_conversation_trace(path);
+  std::unordered_set<std::int32_t> ids;
+  std::size_t longest = 0;
+  for (const trace_request& request : requests) {
+    ids.insert(request.hash_ids.begin(), request.hash_ids.end());
+    longest = std::max(longest, request.hash_ids.size());
+  }
+  const auto capacity = static_cast<std::int32_t>(ids.size()) * tenants;
+  prefix_index index(capacity);
+  std::vector<block_key> chain;
+  std::int32_t group = 0;
+  for (std::int32_t tenant = 0; tenant < tenants; ++tenant) {
+    for (const trace_request& request : requests) {
+      chain.clear();
+      append_chain(request, tenant, chain);
+      for (const block_key& key : chain) {
+        if (group < capacity && index.insert(key, group) == group) ++group;
+      }
+    }
+  }
+  if (index.size() != capacity) throw std::logic_error("two blocks of the trace share a key");
+  const auto is_ready =
+      std::make_unique<std::atomic<std::uint32_t>[]>(static_cast<std::size_t>(capacity));
+  for (std::int32_t i = 0; i < capacity; ++i) is_ready[static_cast<std::size_t>(i)] = 1;
+
+  random_source draw(1);
+  std::vector<std::int32_t> groups(longest);
+  std::vector<double> probe_ns, find_ns, seen;
+  for (auto _ : state) {
+    for (int pass = 0; pass < 2 * passes; ++pass) {
+      const probe_list list = drawn_probes(requests, draw);
+      seen.push_back(list.seen);
+      write_other_memory();
+      const bool all_at_once = pass % 2 == 0;
+      std::size_t found = 0;
+      const auto begin = clock_type::now();
+      const block_key* keys = list.keys.data();
+      for (const std::size_t length : list.lengths) {
+        if (all_at_once) {
+          found += index.longest_prefix({keys, length}, groups, [&](std::int32_t g) {
+            return is_ready[static_cast<std::size_t>(g)].load(std::memory_order_acquire) != 0;
+          });
+        } else {
+          for (std::size_t i = 0; i < length; ++i) {
+            const std::int32_t g = index.find(keys[i]);
+            if (g < 0 ||
+                is_ready[static_cast<std::size_t>(g)].load(std::memory_order_acquire) == 0) {
+              break;
+            }
+            groups[i] = g;
+            ++found;
+          }
+        }
+        keys += length;
+        benchmark::DoNotOptimize(groups.data());
+      }
+      (all_at_once ? probe_ns : find_ns)
+          .push_back(ns_since(begin) / static_cast<double>(list.keys.size()));
+      if (found != list.keys.size()) throw std::logic_error("a block is not found");
+    }
+  }
+  const double figure = median_of(probe_ns);
+  state.counters["ns_per_block"] = figure;
+  state.counters["find_ns"] = median_of(find_ns);
+  state.counters["seen"] = median_of(seen);
+  state.counters["blocks"] = capacity;
+  state.counters["bytes_per_block"] = static_cast<double>(index.bytes()) / capacity;
+  pulseinfer_bench::report("prefix_probe_ns_per_block", figure);
+}
+BENCHMARK(probe)->Iterations(1)->Unit(benchmark::kMillisecond);
+
+void hash(benchmark::State& state) {
+  constexpr std::int32_t block_tokens = 512;
+  constexpr std::size_t blocks = 128;
+  random_source draw(2);
+  std::vector<pulseinfer::token_id> prompt(blocks * block_tokens);
+  for (pulseinfer::token_id& t : prompt) t = static_cast<pulseinfer::token_id>(draw.below(128'000));
+  std::vector<block_key> keys(blocks);
+  std::vector<double> ns;
+  for (auto _ : state) {
+    for (int pass = 0; pass < 101; ++pass) {
+      const auto begin = clock_type::now();
+      const block_key root = pulseinfer::root_key(static_cast<std::uint64_t>(pass));
+      benchmark::DoNotOptimize(pulseinfer::block_keys(root, prompt, block_tokens, keys));
+      benchmark::DoNotOptimize(keys.data());
+      ns.push_back(ns_since(begin) / blocks);
+    }
+  }
+  state.counters["ns_per_block"] = median_of(ns);
+  state.counters["ns_per_token"] = median_of(ns) / block_tokens;
+  pulseinfer_bench::report("prefix_hash_ns_per_block", median_of(ns));
+}
+BENCHMARK(hash)->Iterations(1)->Unit(benchmark::kMillisecond);
+
+}  // namespace
