@@ -370,7 +370,7 @@ TEST_CASE("prefix_index: bad groups and sizes are named, and change nothing") {
 TEST_CASE("prefix_index: allocates in its constructor, few bytes a group, and never again") {
   for (const std::int32_t capacity : {0, 1, 7, 1000, 100'000}) {
     const prefix_index index(capacity);
-    CHECK(index.bytes() <= 38 * std::int64_t{capacity} + 160);
+    CHECK(index.bytes() <= 381 * std::int64_t{capacity} / 10 + 200);
   }
   random_source draw(5);
   prefix_index index(1000);
