@@ -14,14 +14,15 @@
 // once before the pass: an engine has just made them. A figure is the median of passes,
 // over all blocks probed. One thread.
 //
-// Half of the requests have at most 14 blocks, so that what a request waits for once, memory for the
-// first bucket and then for the first word of `ready`, is a large part of the figure.
+// Half of the requests have at most 14 blocks, so that what a request waits for once, memory for
+// the first bucket and then for the first word of `ready`, is a large part of the figure.
 //
 // There is no baseline but the target. Beside it, the same blocks looked for one at a time, each
 // with its own wait for memory unless the processor looks ahead itself: `find_ns`.
 //
 // - prefix_probe_ns_per_block
-// - prefix_hash_ns_per_block: the keys of prompts of 128 blocks of 512 tokens, which lie in the cache.
+// - prefix_hash_ns_per_block: the keys of prompts of 128 blocks of 512 tokens, which lie in the
+// cache.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>

@@ -43,8 +43,8 @@ tokens random_tokens(random_source& draw, std::size_t count) {
   return all;
 }
 
-/// Keys of which no two may be alike, and no two halves either: among 2^21 random words two are with
-/// a probability of 2^-23.
+/// Keys of which no two may be alike, and no two halves either: among 2^21 random words two are
+/// with a probability of 2^-23.
 class distinct_keys {
  public:
   void add(block_key key) { keys_.push_back(key); }

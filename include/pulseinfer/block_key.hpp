@@ -2,10 +2,10 @@
 /// @file
 /// Names of blocks by content: a chained hash of their tokens under a tenant's salt.
 ///
-/// The name of a block stands for its tokens and for all tokens before them, for the tenant, and for
-/// whatever else the keys and values of the block depend on (an adapter, an image). Prompts of one
-/// tenant that begin alike give the same names to the blocks of what they have in common; prompts of
-/// two tenants share no name, whatever their tokens.
+/// The name of a block stands for its tokens and for all tokens before them, for the tenant, and
+/// for whatever else the keys and values of the block depend on (an adapter, an image). Prompts of
+/// one tenant that begin alike give the same names to the blocks of what they have in common;
+/// prompts of two tenants share no name, whatever their tokens.
 ///
 ///     block_key keys[64];
 ///     const std::size_t blocks = block_keys(root_key(tenant_salt), prompt, 16, keys);

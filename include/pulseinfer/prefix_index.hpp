@@ -39,8 +39,8 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 ///   block was true at a moment during the call, for each block at its own. So a store pins the
 ///   groups that it was told, then looks whether they have those keys still.
 ///   (An entry could be mistaken if just 2^31 insertions into its bucket fell into one search.)
-/// @par Memory   at most 38.1 bytes a group and 200 more, all of it from the constructor, on huge pages
-///   where the system grants them
+/// @par Memory   at most 38.1 bytes a group and 200 more, all of it from the constructor, on huge
+///   pages where the system grants them
 class prefix_index {
  public:
   /// @param capacity  groups are 0 to capacity-1
@@ -227,7 +227,8 @@ class prefix_index {
   }
   [[nodiscard]] std::size_t fetched(const block_key& key) const noexcept {
     const std::size_t at = home(key);
-    // Where entries passed the bucket by, one more line is fetched now, instead of waited for later.
+    // Where entries passed the bucket by, one more line is fetched now, instead of waited for
+    // later.
     const std::uint64_t hints = hints_[at / 64].load(std::memory_order_relaxed);
     __builtin_prefetch(table_.get() + at);
     __builtin_prefetch(table_.get() + at + (hints >> at % 64 & 1));
