@@ -43,6 +43,10 @@ TEST_CASE("backend, memory: kernels reach pinned memory") {
   each(&conformance::kernels_reach_pinned_memory<test::backend>);
 }
 
+TEST_CASE("backend, memory: kernels reach registered memory until it is taken back") {
+  each(&conformance::kernels_reach_registered_memory<test::backend>);
+}
+
 TEST_CASE("backend, streams: work of one stream runs in order") {
   each(&conformance::work_of_one_stream_runs_in_order<test::backend>);
 }

@@ -130,6 +130,12 @@ struct backend_with_throwing_poll : archetype::backend {
 struct backend_with_throwing_deallocate : archetype::backend {
   void deallocate_pinned(void*, std::size_t) {}
 };
+struct backend_with_throwing_unregister : archetype::backend {
+  void unregister_pinned(void*, std::size_t) {}
+};
+struct backend_that_does_not_register : archetype::backend {
+  void register_pinned(void*, std::size_t) = delete;
+};
 struct backend_uncopyable : archetype::backend {
   backend_uncopyable(const backend_uncopyable&) = delete;
 };
@@ -146,6 +152,8 @@ static_assert(pulseinfer::backend<archetype::backend>);
 static_assert(!pulseinfer::has_kernels<backend_without_kernels>);
 static_assert(!pulseinfer::has_streams<backend_with_throwing_poll>);
 static_assert(!pulseinfer::has_memory<backend_with_throwing_deallocate>);
+static_assert(!pulseinfer::has_memory<backend_with_throwing_unregister>);
+static_assert(!pulseinfer::has_memory<backend_that_does_not_register>);
 static_assert(!pulseinfer::has_copies<backend_of_blind_copies>);
 static_assert(!pulseinfer::has_streams<backend_without_priority>);
 static_assert(!pulseinfer::has_host_tasks<backend_of_plain_functions>);

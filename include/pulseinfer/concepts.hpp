@@ -126,6 +126,12 @@ struct probe_row_kernel {
 /// Job 1: memory. Pinned memory is mapped: `device_pointer` gives the address under which kernels
 /// reach it. Sizes of zero give null. `allocate_*` throw `out_of_memory`; `deallocate_*` take what
 /// was allocated, with its size.
+///
+/// `register_pinned` makes host memory of the caller's pinned memory until `unregister_pinned` takes
+/// the same range back; ranges that are registered do not share a page. It throws `device_error` or
+/// `out_of_memory`, and has then changed nothing; zero bytes are nothing. `registration_pins` says
+/// whether that keeps the pages in place, as a driver does. Where the device is the host nothing
+/// does, and pinned_memory.hpp locks them.
 template <class B>
 concept has_memory = requires(B b, const B c, void* p, std::size_t n, int* pinned) {
   { b.allocate_device(n) } -> std::same_as<void*>;
@@ -134,6 +140,10 @@ concept has_memory = requires(B b, const B c, void* p, std::size_t n, int* pinne
   { b.allocate_pinned(n) } -> std::same_as<void*>;
   { b.deallocate_pinned(p, n) }
   noexcept;
+  b.register_pinned(p, n);
+  { b.unregister_pinned(p, n) }
+  noexcept;
+  { B::registration_pins } -> std::convertible_to<bool>;
   { c.device_pointer(pinned) } -> std::same_as<int*>;
   { c.limits() } -> std::same_as<memory_limits>;
 };

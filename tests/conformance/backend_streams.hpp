@@ -9,8 +9,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
@@ -111,6 +113,31 @@ void kernels_reach_pinned_memory(Backend& backend) {
                        backend.device_pointer(out.data()), 100, 2, 1, stream);
   backend.sync(stream);
   for (std::size_t i = 0; i < 100; ++i) CHECK(out[i] == 2 * in[i] + 1);
+}
+
+template <class Backend>
+void kernels_reach_registered_memory(Backend& backend) {
+  auto stream = backend.make_stream(stream_priority::normal);
+  constexpr std::size_t bytes = 1 << 16;
+  const std::unique_ptr<std::byte, decltype(&std::free)> memory(
+      static_cast<std::byte*>(std::aligned_alloc(bytes, 2 * bytes)), &std::free);
+  backend.register_pinned(memory.get(), 0);
+  backend.unregister_pinned(memory.get(), 0);
+  for (int round = 0; round < 2; ++round) {  // the ranges can be had again
+    for (const std::size_t at : {bytes, std::size_t{0}}) {
+      backend.register_pinned(memory.get() + at, bytes);
+    }
+    for (const std::size_t at : {std::size_t{0}, bytes}) {
+      auto* const values = reinterpret_cast<std::int32_t*>(memory.get() + at);
+      std::iota(values, values + 200, round);
+      enqueue_multiply_add(backend, backend.device_pointer(values),
+                           backend.device_pointer(values + 100), 100, 2, 1, stream);
+      backend.sync(stream);
+      for (int i = 0; i < 100; ++i) CHECK(values[100 + i] == 2 * (i + round) + 1);
+    }
+    backend.unregister_pinned(memory.get(), bytes);
+    backend.unregister_pinned(memory.get() + bytes, bytes);
+  }
 }
 
 // Streams and events.

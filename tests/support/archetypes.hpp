@@ -68,6 +68,9 @@ struct backend {
   void deallocate_device(void* p, std::size_t) noexcept { std::free(p); }
   void* allocate_pinned(std::size_t bytes) { return allocate(bytes); }
   void deallocate_pinned(void* p, std::size_t) noexcept { std::free(p); }
+  void register_pinned(void*, std::size_t) {}
+  void unregister_pinned(void*, std::size_t) noexcept {}
+  static constexpr bool registration_pins = false;
   template <class T>
   T* device_pointer(T* pinned) const {
     return pinned;

@@ -164,6 +164,18 @@ class cuda_backend {
   void deallocate_pinned(void* p, std::size_t) noexcept {
     deallocate(p, [](void* q) { return cudaFreeHost(q); });
   }
+  /// Maps the memory into the device's address space, for all devices; the device's address is not
+  /// always the host's.
+  void register_pinned(void* p, std::size_t bytes) {
+    (void)allocate(bytes, "cudaHostRegister", "registered", [p, bytes](void** registered) {
+      *registered = p;
+      return cudaHostRegister(p, bytes, cudaHostRegisterMapped | cudaHostRegisterPortable);
+    });
+  }
+  void unregister_pinned(void* p, std::size_t bytes) noexcept {
+    if (bytes > 0) deallocate(p, [](void* q) { return cudaHostUnregister(q); });
+  }
+  static constexpr bool registration_pins = true;
   /// `pinned` may point anywhere into pinned or registered memory.
   template <class T>
   [[nodiscard]] T* device_pointer(T* pinned) const {

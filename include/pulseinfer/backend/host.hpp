@@ -100,6 +100,10 @@ class host_backend {
     return allocate(bytes, limits_.pinned_alignment, "pinned");
   }
   void deallocate_pinned(void* p, std::size_t) noexcept { std::free(p); }
+  /// The device is the host: it reaches all memory, and nothing keeps that in place.
+  void register_pinned(void*, std::size_t) {}
+  void unregister_pinned(void*, std::size_t) noexcept {}
+  static constexpr bool registration_pins = false;
   template <class T>
   [[nodiscard]] T* device_pointer(T* pinned) const noexcept {
     return pinned;

@@ -124,6 +124,13 @@ class simulated_backend {
     return machine().allocate_pinned(bytes);
   }
   void deallocate_pinned(void* p, std::size_t) noexcept { std::free(p); }
+  /// Notes the range, and refuses what a driver refuses: a range that shares bytes with one that is
+  /// registered.
+  void register_pinned(void* p, std::size_t bytes) { machine().register_pinned(p, bytes); }
+  void unregister_pinned(void* p, std::size_t) noexcept { machine().unregister_pinned(p); }
+  /// Ranges that are registered now.
+  [[nodiscard]] std::size_t registrations() const noexcept { return machine().registrations(); }
+  static constexpr bool registration_pins = true;
   template <class T>
   [[nodiscard]] T* device_pointer(T* pinned) const noexcept {
     return pinned;

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -105,6 +106,21 @@ class sim_machine {
   [[nodiscard]] void* allocate_pinned(std::size_t bytes) const {
     return bytes == 0 ? nullptr : allocate(bytes, limits_.pinned_alignment, "pinned", 0xcd);
   }
+  void register_pinned(void* p, std::size_t bytes) {
+    if (bytes == 0) return;
+    auto* const first = static_cast<std::byte*>(p);
+    const auto next = registered_.upper_bound(first);
+    const bool is_free =
+        (next == registered_.end() || next->first >= first + bytes) &&
+        (next == registered_.begin() || std::prev(next)->first + std::prev(next)->second <= first);
+    if (!is_free) {
+      throw device_error(text_of("simulated_backend: a part of the ", bytes,
+                                 " bytes to register is registered already"));
+    }
+    registered_.emplace(first, bytes);
+  }
+  void unregister_pinned(void* p) noexcept { registered_.erase(static_cast<std::byte*>(p)); }
+  [[nodiscard]] std::size_t registrations() const noexcept { return registered_.size(); }
   [[nodiscard]] memory_limits limits() const noexcept {
     memory_limits found = limits_;
     found.device_bytes_total = device_bytes_;
@@ -133,6 +149,7 @@ class sim_machine {
   std::uint64_t device_bytes_;
   std::uint64_t device_used_ = 0;
   std::map<void*, std::size_t> device_;
+  std::map<std::byte*, std::size_t> registered_;
   std::variant<timed_order, fuzzed_order> order_;
 };
 
