@@ -23,7 +23,6 @@ namespace {
 
 using pulseinfer::out_of_memory;
 using pulseinfer::page_kind;
-using pulseinfer::page_options;
 using pulseinfer::page_region;
 using region = page_region<test::injected_system>;
 using test::injected_system;
