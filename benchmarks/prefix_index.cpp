@@ -41,15 +41,15 @@
 #include "pulseinfer/detail/host_memory.hpp"
 #include "pulseinfer/detail/random.hpp"
 #include "pulseinfer/prefix_index.hpp"
-#include "support/conversation_trace.hpp"
 #include "support/report.hpp"
+#include "support/request_trace.hpp"
 
 namespace {
 
 using pulseinfer::block_key;
 using pulseinfer::prefix_index;
 using pulseinfer::detail::random_source;
-using pulseinfer_bench::trace_request;
+using pulseinfer_bench::request_trace;
 using clock_type = std::chrono::steady_clock;
 
 constexpr std::int32_t tenants = 16;
@@ -65,9 +65,11 @@ double ns_since(clock_type::time_point begin) {
 }
 
 /// The keys of a request's blocks, appended.
-void append_chain(const trace_request& request, std::int32_t tenant, std::vector<block_key>& keys) {
+void append_chain(const std::vector<std::uint64_t>& request, std::int32_t tenant,
+                  std::vector<block_key>& keys) {
   block_key key = pulseinfer::root_key(static_cast<std::uint64_t>(tenant));
-  for (const std::int32_t id : request.hash_ids) {
+  for (const std::uint64_t block : request) {
+    const auto id = static_cast<std::int32_t>(block);
     keys.push_back(key = pulseinfer::chained_key(key, {&id, 1}));
   }
 }
@@ -79,11 +81,11 @@ struct probe_list {
   double seen = 0;  ///< share of the keys that were in the list before
 };
 
-probe_list drawn_probes(const std::vector<trace_request>& requests, random_source& draw) {
+probe_list drawn_probes(const request_trace& requests, random_source& draw) {
   probe_list list;
-  for (const trace_request& request : requests) {
+  for (const std::vector<std::uint64_t>& request : requests) {
     append_chain(request, static_cast<std::int32_t>(draw.below(tenants)), list.keys);
-    list.lengths.push_back(request.hash_ids.size());
+    list.lengths.push_back(request.size());
   }
   std::vector<block_key> sorted = list.keys;
   std::sort(sorted.begin(), sorted.end());
@@ -99,24 +101,24 @@ void write_other_memory() {
 }
 
 void probe(benchmark::State& state) {
-  const char* const path = pulseinfer_bench::conversation_trace_path();
-  if (path == nullptr) {
+  const request_trace* const trace = pulseinfer_bench::environment_trace();
+  if (trace == nullptr) {
     state.SkipWithError("PULSEINFER_TRACE does not name the conversation trace");
     return;
   }
-  const std::vector<trace_request> requests = pulseinfer_bench::read_conversation_trace(path);
-  std::unordered_set<std::int32_t> ids;
+  const request_trace& requests = *trace;
+  std::unordered_set<std::uint64_t> ids;
   std::size_t longest = 0;
-  for (const trace_request& request : requests) {
-    ids.insert(request.hash_ids.begin(), request.hash_ids.end());
-    longest = std::max(longest, request.hash_ids.size());
+  for (const std::vector<std::uint64_t>& request : requests) {
+    ids.insert(request.begin(), request.end());
+    longest = std::max(longest, request.size());
   }
   const auto capacity = static_cast<std::int32_t>(ids.size()) * tenants;
   prefix_index index(capacity);
   std::vector<block_key> chain;
   std::int32_t group = 0;
   for (std::int32_t tenant = 0; tenant < tenants; ++tenant) {
-    for (const trace_request& request : requests) {
+    for (const std::vector<std::uint64_t>& request : requests) {
       chain.clear();
       append_chain(request, tenant, chain);
       for (const block_key& key : chain) {
