@@ -42,8 +42,6 @@
 #define PULSEINFER_TEST_CALLS_FAIL
 #endif
 
-extern char** environ;
-
 namespace {
 
 using pulseinfer::device_error;
