@@ -39,6 +39,10 @@ using token_id = std::int32_t;
 struct block_key {
   std::uint64_t low = 0;
   std::uint64_t high = 0;
+  // Written out, since nvcc's host compiler is given no body of a default one.
+  friend constexpr bool operator==(const block_key& a, const block_key& b) {
+    return a.low == b.low && a.high == b.high;
+  }
   friend constexpr auto operator<=>(const block_key&, const block_key&) = default;
 };
 

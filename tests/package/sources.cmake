@@ -27,7 +27,7 @@ if(fault MATCHES "^81 ")
   foreach(file IN LISTS headers)
     file(STRINGS "${file}" lines REGEX "^#include ")
     foreach(line IN LISTS lines)
-      if(NOT line MATCHES "^#include \"pulseinfer/[a-z_/]+\\.(hpp|cuh)\""
+      if(NOT line MATCHES "^#include \"pulseinfer/[a-z0-9_/]+\\.(hpp|cuh)\""
           AND NOT line MATCHES "^#include <(cub/.*|cuda_runtime.*|[a-z_]+|[a-z]+\\.h|sys/[a-z]+\\.h)>")
         message(SEND_ERROR "${file}: ${line}")
       endif()
