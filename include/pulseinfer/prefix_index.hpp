@@ -103,15 +103,23 @@ class prefix_index {
   /// @throws std::out_of_range  on a group that is not 0 to capacity-1
   /// @throws std::logic_error   if it has none
   void erase(std::int32_t group) {
-    const std::size_t place = occupied_place_of(group);
+    (void)occupied_place_of(group);
+    (void)erase_if_named(group);
+  }
+  /// The same where it is no error that the group has none. @return whether it had one
+  /// @pre  group is 0 to capacity-1
+  bool erase_if_named(std::int32_t group) noexcept {
+    const std::size_t place = place_of_[static_cast<std::size_t>(group)];
+    if (place == nowhere) return false;
     const std::size_t at = place / slots;
     const std::size_t begin = home(key_at(place));
     table_.get()[at].groups[place % slots].store(nobody, std::memory_order_release);
     for (std::size_t i = begin; i != at; i = next(i)) {
       if (--passed_[i] == 0) set_passed(i, false);
     }
-    place_of_[index_of(group)] = nowhere;
+    place_of_[static_cast<std::size_t>(group)] = nowhere;
     size_.store(size() - 1, std::memory_order_relaxed);
+    return true;
   }
 
   /// Whether a group has a key. Under the caller's lock, as is `key_of`.

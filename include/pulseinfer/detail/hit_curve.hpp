@@ -57,7 +57,7 @@ class hit_curve {
   }
 
  private:
-  static constexpr bucket buckets = 8 * steps;
+  static constexpr bucket buckets = bucket{8} * steps;
 
   [[nodiscard]] bucket oldest() const noexcept {
     return std::max<bucket>(0, newest_ - buckets + 1);

@@ -240,7 +240,7 @@ class of_this_process {
       : object_(object), system_(system), process_(system.process()) {}
   of_this_process(of_this_process&& other) noexcept
       : object_(std::exchange(other.object_, nullptr)),
-        system_(other.system_),
+        system_(std::move(other.system_)),
         process_(other.process_) {}
   of_this_process& operator=(of_this_process&& other) noexcept {
     std::swap(object_, other.object_);

@@ -191,7 +191,7 @@ class store_books {
   void forget_if_empty(std::int32_t block) noexcept {
     if (!catalog_.at(block).is_empty()) return;
     catalog_.each_holder(block, [&](std::int32_t s) { catalog_.let_go(block, s); });
-    if (catalog_.at(block).has_name) index_.erase(block);
+    (void)index_.erase_if_named(block);
     catalog_.forget(block);
   }
   /// Frees a block that only its name kept, and that the policy has let go.
@@ -371,10 +371,8 @@ class store_books {
     (void)abandon_if_closed(block);
     ready_ -= b.ready;
     free_slots(block, slot_state::ready);
-    if (b.has_name) {
-      index_.erase(block);
-      b.has_name = false;
-    }
+    b.has_name = false;
+    (void)index_.erase_if_named(block);
     is_whole_[static_cast<std::size_t>(block)].store(false, std::memory_order_release);
     forget_if_empty(block);
   }
