@@ -101,6 +101,7 @@ inline constexpr std::uint64_t hash_of_extra = 0xc0ac29b7c97c50ddu;
 
 /// A key into which more is hashed than tokens: what the keys and values of the blocks behind it
 /// depend on, such as the hash of an adapter's weights or of an image. The order counts.
+/// @param key    of the block before, or a root
 /// @param extra  any number of words; none still makes another key
 /// @par Cost  some 3 ns and 2 ns a word
 /// @par Threads  any

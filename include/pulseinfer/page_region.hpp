@@ -107,7 +107,9 @@ class page_region {
   /// What cannot be had of huge pages and NUMA is replaced (see `page_kind`) or left out, and
   /// `remarks` says which and why.
   ///
-  /// @param bytes  0 reserves nothing
+  /// @param bytes    0 reserves nothing
+  /// @param options  pages, node and alignment that are wanted
+  /// @param system   whose calls are made; a copy is kept
   /// @throws std::length_error      when whole pages of it overflow the address space
   /// @throws std::invalid_argument  naming the node and those that there are, or the alignment
   /// @throws out_of_memory          naming the bytes, when the system has no room

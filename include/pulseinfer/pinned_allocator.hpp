@@ -32,6 +32,7 @@ class pinned_resource final : public std::pmr::memory_resource {
  public:
   /// @param machine  a copy is kept
   /// @param options  of every allocation. `pages.alignment` is a least one
+  /// @param system   whose calls are made; a copy is kept
   explicit pinned_resource(Backend machine, const pinned_options& options = {}, System system = {})
       : state_(new state{std::move(machine), options, system, {}, {}}, system) {}
 

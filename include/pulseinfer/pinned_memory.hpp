@@ -48,6 +48,8 @@ class pinned_region {
   ///
   /// @param machine  whose device is to reach it, and whose workers fill it; a copy is kept
   /// @param bytes    0: nothing is reserved
+  /// @param options  how it is filled and pinned, and what is done where that fails
+  /// @param system   whose calls are made; a copy is kept
   /// @throws std::length_error      when whole pages of it overflow the address space
   /// @throws std::invalid_argument  naming the option and its limit
   /// @throws out_of_memory          when pages cannot be had or locked; the text names the limits of
@@ -63,8 +65,11 @@ class pinned_region {
   /// Pins memory of the caller's: it is registered and locked, and given back as it is. Not unmapped
   /// nor kept from children, and `options.pages` does not count.
   ///
-  /// @param memory  begins at a page, outlives the region; neighbours on its last page are locked
-  ///                with it, and unlocked: locks of pages do not add up
+  /// @param machine  as above
+  /// @param memory   begins at a page, outlives the region; neighbours on its last page are locked
+  ///                 with it, and unlocked: locks of pages do not add up
+  /// @param options  as above
+  /// @param system   as above
   /// @throws as the other constructor
   pinned_region(Backend machine, std::span<std::byte> memory, const pinned_options& options = {},
                 System system = {})
