@@ -705,10 +705,10 @@ TEST_CASE("fault 13: a store that was full in pieces is whole again") {
 }
 
 TEST_CASE("faults 6, 14: random operations agree with a plain model, counts and content") {
-  const int operations = test::rounds(5'000, 100'000);
-  for (std::uint64_t seed = 1; seed <= 4; ++seed) {
+  const int operations = test::rounds(2'000, 500'000);
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     CAPTURE(seed);
-    twins both(test::make_backend(), seed);
+    twins both(test::make_backend(), pulseinfer::detail::random_source(seed));
     int agreed = 0;
     while (agreed < operations && both.step()) ++agreed;
     CHECK(agreed == operations);

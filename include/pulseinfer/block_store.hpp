@@ -243,6 +243,8 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   /// @throws std::invalid_argument  on a stale handle
   /// @throws std::out_of_range      on a block out of range
   /// @throws std::logic_error       if nothing of the block is there, or it has another name
+  /// @throws ...                    what `Policy::check` does, where there is one: see
+  ///                                `eviction_policy`
   name_outcome name_block(sequence_id id, std::int32_t block, const block_key& key,
                           const retention& stay = {}) {
     std::lock_guard lock(mutex_);
@@ -251,6 +253,9 @@ class block_store : private detail::store_memory<Backend>, private detail::store
     const std::int32_t record = catalog_.block_of(id.index, block);
     detail::expects<std::logic_error>(record >= 0, "block_store: block ", block,
                                       " has no unit that could be named");
+    if constexpr (requires(const Policy& policy, const eviction_entry& e) { policy.check(e); }) {
+      std::as_const(policy_).check({.priority = stay.priority, .keep_until = stay.keep_until});
+    }
     detail::stored_block& b = catalog_.at(record);
     if (b.has_name) {
       detail::expects<std::logic_error>(index_.key_of(record) == key, "block_store: block ", block,
@@ -272,7 +277,8 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   ///         then nothing has changed
   /// @throws std::invalid_argument  on a stale handle
   /// @throws std::out_of_range      on a layer or block out of range
-  /// @par Cost  O(1); O(layers + sequences) when it evicts
+  /// @par Cost  O(1) where layers are written one after the other; O(layers + sequences) when it
+  ///            evicts
   reservation reserve(sequence_id id, std::int32_t layer, std::int32_t block) {
     std::lock_guard lock(mutex_);
     check_sequence(id);
@@ -286,17 +292,17 @@ class block_store : private detail::store_memory<Backend>, private detail::store
         return {reserve_outcome::exists, host_slot::none};
     }
     std::int32_t record = catalog_.block_of(id.index, block);
-    while (free_.size() == 0 || (record < 0 && !catalog_.has_free_block())) {
-      if (!evict_one(id.index)) return {reserve_outcome::full, host_slot::none};
+    // One eviction is enough for both, so that one that fails has given nothing up.
+    const bool needs_record = record < 0 && !catalog_.has_free_block();
+    if ((free_.size() == 0 || needs_record) && !evict_one(id.index, needs_record)) {
+      return {reserve_outcome::full, host_slot::none};
     }
     if (record < 0) {
       record = catalog_.make(block);
       catalog_.hold(record, id.index);
       at(id.index).length = std::max(at(id.index).length, block + 1);
     }
-    const std::int32_t before =
-        block > 0 ? entry_of(id.index, layer, block - 1).load(std::memory_order_relaxed) : absent;
-    const std::int32_t slot = free_.take(before);
+    const std::int32_t slot = free_.take(slot_before(id.index, layer, block));
     catalog_.add_slot(slot, record, layer);
     ++writing_;
     publish(record, layer, being_written);
@@ -350,12 +356,14 @@ class block_store : private detail::store_memory<Backend>, private detail::store
     }
     return ended;
   }
-  /// Forgets all blocks that only their names keep. @return how many
+  /// Forgets all blocks that only their names keep, also those that the policy never gives up.
+  /// @return how many
+  /// @par Cost  O(max_stored_blocks)
   std::int32_t clear() {
     std::lock_guard lock(mutex_);
     std::int32_t cleared = 0;
-    const auto any = [](std::int32_t) { return true; };
-    for (std::int32_t block = policy_.victim(any); block >= 0; block = policy_.victim(any)) {
+    for (std::int32_t block = 0; block < options_.max_stored_blocks; ++block) {
+      if (!catalog_.at(block).is_cached) continue;
       policy_.erase(block);
       forget_cached(block, store_event::what::cleared);
       ++cleared;
@@ -435,6 +443,7 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   using books::sequences_;
   using books::settle;
   using books::settle_whole;
+  using books::slot_before;
   using books::table_index;
   using books::tag;
   using books::tagger_;

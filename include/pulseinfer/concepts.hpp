@@ -263,6 +263,9 @@ struct probe_predicate {
 /// - `evict(group)`: it was given up; the policy may remember its key. It need not be the victim.
 /// - `erase(group)`: it left for another reason (closed, trimmed, damaged), and nothing is
 ///   remembered of it.
+/// - `check(entry)`, const, for policies that do not take every entry: throws for those that
+///   `insert` would refuse. A store asks when a block gets its name, for later there is nobody to
+///   tell.
 ///
 /// All calls come from one thread at a time and allocate nothing. They cost O(1) on average over
 /// many calls, `victim` also a few steps for each group that is refused. A call that throws

@@ -73,17 +73,22 @@ class prioritized {
                                        group, ", expected 0 to ", capacity() - 1);
     return at(group).priority != absent;
   }
-  /// Enters a group.
-  /// @throws std::out_of_range  also on a priority that is neither below `priorities()` nor
+  /// Says beforehand whether an entry can be taken.
+  /// @throws std::out_of_range  on a priority that is neither below `priorities()` nor
   ///                            `never_evict`
-  /// @throws std::logic_error   if it is in the order; and what the wrapped policy throws
-  void insert(std::int32_t group, const eviction_entry& entry) {
-    detail::expects<std::logic_error>(!contains(group), "prioritized: group ", group,
-                                      " is in already");
+  void check(const eviction_entry& entry) const {
     detail::expects<std::out_of_range>(
         (entry.priority >= 0 && entry.priority < priorities()) || entry.priority == never_evict,
         "prioritized: priority is ", entry.priority, ", expected 0 to ", priorities() - 1,
         " or never_evict");
+  }
+  /// Enters a group.
+  /// @throws std::out_of_range  also as `check`
+  /// @throws std::logic_error   if it is in the order; and what the wrapped policy throws
+  void insert(std::int32_t group, const eviction_entry& entry) {
+    detail::expects<std::logic_error>(!contains(group), "prioritized: group ", group,
+                                      " is in already");
+    check(entry);
     if (entry.priority != never_evict) policy(entry.priority).insert(group, entry);
     at(group) = {entry.keep_until, entry.priority};
     if (entry.keep_until > last_kept_until_) last_kept_until_ = entry.keep_until;

@@ -129,6 +129,12 @@ class store_books {
     return index;
   }
 
+  /// The slot of the unit before one, also while it is written; -1 if there is none.
+  [[nodiscard]] std::int32_t slot_before(std::int32_t sequence, std::int32_t layer,
+                                         std::int32_t block) const noexcept {
+    const std::int32_t before = block > 0 ? catalog_.block_of(sequence, block - 1) : -1;
+    return before < 0 ? -1 : catalog_.slot_of(before, layer);
+  }
   void touch(std::int32_t index) noexcept {
     at(index).last_use.store(clock_.fetch_add(1, std::memory_order_relaxed) + 1,
                              std::memory_order_relaxed);
@@ -164,6 +170,8 @@ class store_books {
                        [&](std::int32_t slot, std::int32_t layer) { enter(layer, slot); });
     catalog_.each_slot(block, slot_state::writing,
                        [&](std::int32_t, std::int32_t layer) { enter(layer, being_written); });
+    // Its leases keep damaged slots from those who free them.
+    if (catalog_.at(block).corrupt > 0) at(sequence).gate.call_for_attention();
   }
 
   void free_slot(std::int32_t slot) noexcept {
@@ -196,15 +204,18 @@ class store_books {
   }
   /// Frees a block that only its name kept, and that the policy has let go.
   void forget_cached(std::int32_t block, store_event::what why) noexcept {
+    catalog_.at(block).is_cached = false;
     ready_ -= catalog_.at(block).ready;
     free_slots(block, slot_state::ready);
     settle_whole(block, why);
     forget_if_empty(block);
   }
 
-  /// Makes room: a block that only its name keeps, or the end of a sequence. False if there is
-  /// neither, and then nothing has changed.
-  [[nodiscard]] bool evict_one(std::int32_t writer) {
+  /// Makes room for a unit: a block that only its name keeps, or the end of a sequence. False if
+  /// there is neither, and then nothing has changed.
+  /// @param needs_record  the unit's block is new and all records are taken: what goes is a block
+  ///                      of which nothing is left
+  [[nodiscard]] bool evict_one(std::int32_t writer, bool needs_record) {
     const std::int32_t block = policy_.victim([](std::int32_t) { return true; });
     if (block >= 0) {
       policy_.evict(block);
@@ -213,13 +224,13 @@ class store_books {
     }
     // A lease may be taken at any time: then somebody else is looked for.
     for (;;) {
-      const std::int32_t end = least_recent_end(writer);
+      const std::int32_t end = least_recent_end(writer, needs_record);
       if (end < 0) return false;
-      if (evict_end(end)) return true;
+      if (evict_end(end, needs_record)) return true;
     }
   }
   /// What the sequence gives up that has not been used for longest; -1 if there is none.
-  [[nodiscard]] std::int32_t least_recent_end(std::int32_t writer) noexcept {
+  [[nodiscard]] std::int32_t least_recent_end(std::int32_t writer, bool needs_record) noexcept {
     std::int32_t found = -1;
     std::uint64_t least = 0;
     for (std::int32_t i = 0; i < options_.max_sequences; ++i) {
@@ -227,7 +238,7 @@ class store_books {
       const std::uint64_t used = at(i).last_use.load(std::memory_order_relaxed);
       if (found >= 0 && used >= least) continue;
       const std::int32_t end = evictable_end(i, writer);
-      if (end < 0) continue;
+      if (end < 0 || (needs_record && !catalog_.at(end).is_ready_only())) continue;
       found = end;
       least = used;
     }
@@ -255,7 +266,8 @@ class store_books {
   }
   /// Gives up a block, or its highest layer, under all who hold it. False if somebody has taken a
   /// lease meanwhile.
-  [[nodiscard]] bool evict_end(std::int32_t block) noexcept {
+  [[nodiscard]] bool evict_end(std::int32_t block, bool all_layers) noexcept {
+    all_layers = all_layers || options_.scope == eviction_scope::block;
     std::int32_t locked = 0;
     const bool is_alone = catalog_.all_holders(block, [&](std::int32_t s) {
       const bool is_locked = at(s).gate.try_lock();
@@ -276,7 +288,7 @@ class store_books {
       highest = std::max(highest, layer);
     });
     catalog_.each_slot(block, slot_state::ready, [&](std::int32_t slot, std::int32_t layer) {
-      if (options_.scope == eviction_scope::unit && layer != highest) return;
+      if (!all_layers && layer != highest) return;
       publish(block, layer, absent);
       free_slot(slot);
       --ready_;
@@ -295,18 +307,20 @@ class store_books {
   }
   /// After the last lease: nobody reads the damaged slots that no other reader of the block could.
   void free_corrupt_units(std::int32_t index) noexcept {
-    at(index).gate.end_attention();
+    bool are_left = false;
     for (std::int32_t position = 0; position < at(index).length; ++position) {
       const std::int32_t block = catalog_.block_of(index, position);
       if (block < 0 || catalog_.at(block).corrupt == 0) continue;
       if (!catalog_.all_holders(block,
                                 [this](std::int32_t s) { return at(s).gate.leases() == 0; })) {
-        continue;  // another is leased, and has been called as well
+        are_left = true;  // another is leased: the last of all does it, and that may be this one
+        continue;
       }
       corrupt_ -= catalog_.at(block).corrupt;
       free_slots(block, slot_state::corrupt);
       forget_if_empty(block);
     }
+    if (!are_left) at(index).gate.end_attention();
   }
 
   /// What was put off until nobody reads a sequence.
@@ -325,6 +339,7 @@ class store_books {
   void finish_closing(std::int32_t index) noexcept {
     if (at(index).gate.wants_attention()) free_corrupt_units(index);
     let_go_from(index, 0);
+    at(index).gate.end_attention();
     at(index).is_closing = false;
     free_sequences_.push_back(index);
   }
@@ -338,7 +353,10 @@ class store_books {
         entry_of(index, layer, position).store(absent, std::memory_order_relaxed);
       }
       catalog_.let_go(block, index);
-      if (catalog_.at(block).first_holder >= 0) continue;
+      if (catalog_.at(block).first_holder >= 0) {
+        (void)abandon_if_closed(block);
+        continue;
+      }
       leave_behind(block, position > 0 ? catalog_.block_of(index, position - 1) : -1);
     }
     at(index).length = std::min(at(index).length, first);

@@ -33,6 +33,7 @@ struct stored_block {
   bool is_orphan = false;  ///< all who held it are closed: what is being written is not wanted
 
   [[nodiscard]] bool is_empty() const noexcept { return ready + writing + corrupt == 0; }
+  [[nodiscard]] bool is_ready_only() const noexcept { return writing + corrupt == 0; }
 };
 
 /// The books of a store: blocks, their slots, their holders. It knows no bytes and no locks.
@@ -140,6 +141,14 @@ class store_catalog {
     *link = slot_at(slot).next;
     --count(b, slot_at(slot).state);
     slot_at(slot) = {};
+  }
+  /// The slot of a layer of a block that is written or can be read, or none. The last one that was
+  /// added is found first.
+  [[nodiscard]] std::int32_t slot_of(std::int32_t block, std::int32_t layer) const noexcept {
+    std::int32_t slot = at(block).first_slot;
+    while (slot != none && (layer_of_slot(slot) != layer || state_of(slot) == slot_state::corrupt))
+      slot = slot_at(slot).next;
+    return slot;
   }
   /// Calls visit(slot, layer) for the slots of a block in one state; what it is called for it may
   /// remove.
