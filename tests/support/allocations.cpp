@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replaces operator new and delete of a whole test program by ones that count.
+// Replaces operator new and delete of a whole test program by ones that count, and fail on demand.
 #include "support/allocations.hpp"
 
 #if defined(__SANITIZE_THREAD__)
@@ -16,6 +16,16 @@
 std::uint64_t test::allocations() noexcept {
   return 0;
 }
+std::int64_t test::live_allocations() noexcept {
+  return 0;
+}
+void test::fail_allocation(std::uint64_t) noexcept {}
+bool test::will_fail() noexcept {
+  return false;
+}
+bool test::counts_allocations() noexcept {
+  return false;
+}
 
 #else
 
@@ -27,13 +37,23 @@ std::uint64_t test::allocations() noexcept {
 namespace {
 
 std::atomic<std::uint64_t> count{0};
+std::atomic<std::int64_t> live{0};
+thread_local std::uint64_t until_failure = 0;
 
 void* allocate(std::size_t bytes, std::size_t alignment) noexcept {
   count.fetch_add(1, std::memory_order_relaxed);
+  if (until_failure > 0 && --until_failure == 0) return nullptr;
   if (bytes == 0) bytes = 1;
-  if (alignment <= __STDCPP_DEFAULT_NEW_ALIGNMENT__) return std::malloc(bytes);
   const std::size_t rounded = (bytes + alignment - 1) / alignment * alignment;
-  return rounded < bytes ? nullptr : std::aligned_alloc(alignment, rounded);
+  void* const p = alignment <= __STDCPP_DEFAULT_NEW_ALIGNMENT__ ? std::malloc(bytes)
+                  : rounded < bytes                             ? nullptr
+                                    : std::aligned_alloc(alignment, rounded);
+  if (p != nullptr) live.fetch_add(1, std::memory_order_relaxed);
+  return p;
+}
+void give_back(void* p) noexcept {
+  if (p != nullptr) live.fetch_sub(1, std::memory_order_relaxed);
+  std::free(p);
 }
 void* allocate_or_throw(std::size_t bytes, std::size_t alignment) {
   void* const p = allocate(bytes, alignment);
@@ -45,6 +65,18 @@ void* allocate_or_throw(std::size_t bytes, std::size_t alignment) {
 
 std::uint64_t test::allocations() noexcept {
   return count.load(std::memory_order_relaxed);
+}
+std::int64_t test::live_allocations() noexcept {
+  return live.load(std::memory_order_relaxed);
+}
+void test::fail_allocation(std::uint64_t nth) noexcept {
+  until_failure = nth;
+}
+bool test::will_fail() noexcept {
+  return until_failure > 0;
+}
+bool test::counts_allocations() noexcept {
+  return true;
 }
 
 void* operator new(std::size_t bytes) {
@@ -66,34 +98,34 @@ void* operator new[](std::size_t bytes, const std::nothrow_t&) noexcept {
   return allocate(bytes, 1);
 }
 void operator delete(void* p) noexcept {
-  std::free(p);
+  give_back(p);
 }
 void operator delete[](void* p) noexcept {
-  std::free(p);
+  give_back(p);
 }
 void operator delete(void* p, std::size_t) noexcept {
-  std::free(p);
+  give_back(p);
 }
 void operator delete[](void* p, std::size_t) noexcept {
-  std::free(p);
+  give_back(p);
 }
 void operator delete(void* p, std::align_val_t) noexcept {
-  std::free(p);
+  give_back(p);
 }
 void operator delete[](void* p, std::align_val_t) noexcept {
-  std::free(p);
+  give_back(p);
 }
 void operator delete(void* p, std::size_t, std::align_val_t) noexcept {
-  std::free(p);
+  give_back(p);
 }
 void operator delete[](void* p, std::size_t, std::align_val_t) noexcept {
-  std::free(p);
+  give_back(p);
 }
 void operator delete(void* p, const std::nothrow_t&) noexcept {
-  std::free(p);
+  give_back(p);
 }
 void operator delete[](void* p, const std::nothrow_t&) noexcept {
-  std::free(p);
+  give_back(p);
 }
 
 #endif

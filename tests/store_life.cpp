@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A store's memory: all of it from the constructor, none after it, nothing left behind by one that
+/// fails; and units that are where their handles say.
+#include <doctest/doctest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <new>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "pulseinfer/block_store.hpp"
+#include "pulseinfer/detail/random.hpp"
+#include "pulseinfer/eviction_adaptive_2q.hpp"
+#include "pulseinfer/eviction_prefix_tree.hpp"
+#include "pulseinfer/eviction_priority.hpp"
+#include "support/allocations.hpp"
+#include "support/rounds.hpp"
+#include "support/store_shelf.hpp"
+
+namespace {
+
+using namespace store_test;
+template <class Policy>
+using store_with = pulseinfer::block_store<test::backend, Policy>;
+using store_type = store_with<pulseinfer::lru>;
+
+/// Everything that an engine does, in an order that comes back.
+template <class Policy>
+class busy_store {
+ public:
+  busy_store()
+      : store_(test::make_backend(), geometry,
+               {.capacity_bytes = 24 * unit_bytes,
+                .max_sequences = 6,
+                .max_blocks = 8,
+                .max_events = 16,
+                .integrity = pulseinfer::integrity::canary}),
+        keys_(32) {
+    for (std::uint64_t i = 0; i < keys_.size(); ++i) {
+      keys_[i] = {pulseinfer::detail::mixed(i, 1), pulseinfer::detail::mixed(i, 2)};
+    }
+  }
+  /// One request: a prompt of up to 4 blocks, what is missing of it, a fork, a tail.
+  void serve(std::uint64_t seed) {
+    pulseinfer::detail::random_source draw(seed);
+    const std::size_t family = draw.below(8);
+    const std::span<const pulseinfer::block_key> prompt(keys_.data() + family * 4, 4);
+    (void)store_.ready_blocks(prompt);
+    auto found = store_.open_sequence(prompt, static_cast<std::int64_t>(seed));
+    if (!found) return;
+    const sequence_id id = found->sequence;
+    write(id, found->blocks, 4, draw);
+    for (std::int32_t block = found->blocks; block < 4; ++block) {
+      if (store_.contains(id, 0, block)) {
+        (void)store_.name_block(id, block, prompt[static_cast<std::size_t>(block)]);
+      }
+    }
+    {
+      const auto lease = store_.acquire(id, 1);
+      for (std::int32_t block = 0; block < 8; ++block) {
+        if (lease.find(block) == nullptr) continue;
+        ++found_;
+        (void)lease.matches(block, lease.find(block));
+      }
+    }
+    (void)store_.expire(static_cast<std::int64_t>(seed) - 2);
+    if (const auto child = store_.fork(id, 4)) {
+      write(*child, 4, 8, draw);
+      (void)store_.trim(*child, static_cast<std::int32_t>(draw.below(8)));
+      (void)store_.close_sequence(*child);
+    }
+    (void)store_.close_sequence(id);
+    pulseinfer::store_event events[8];
+    (void)store_.drain_events(events);
+    (void)store_.counts();
+    if (draw.below(50) == 0) (void)store_.clear();
+  }
+  [[nodiscard]] std::int64_t found() const { return found_; }
+  [[nodiscard]] store_counts counts() const { return store_.counts(); }
+
+ private:
+  void write(sequence_id id, std::int32_t first, std::int32_t last,
+             pulseinfer::detail::random_source& draw) {
+    for (std::int32_t block = first; block < last; ++block) {
+      for (std::int32_t layer = 0; layer < layers; ++layer) {
+        const auto got = store_.reserve(id, layer, block);
+        if (got.outcome != reserve_outcome::reserved) continue;
+        write_stamp(store_.writable(got.slot), stamp_of(id, {layer, block}));
+        draw.below(16) == 0 ? store_.abort(got.slot) : store_.commit(got.slot);
+      }
+    }
+  }
+
+  store_with<Policy> store_;
+  std::vector<pulseinfer::block_key> keys_;
+  std::int64_t found_ = 0;
+};
+
+template <class Policy>
+void allocates_nothing() {
+  busy_store<Policy> store;
+  const std::uint64_t before = test::allocations();
+  for (std::uint64_t i = 0; i < 2000; ++i) store.serve(i);
+  CHECK(test::allocations() == before);
+  CHECK(store.found() > 2000);
+}
+
+/// Counts the pinned memory that is out, and refuses the nth that is asked for.
+class counting_backend : public test::backend {
+ public:
+  struct books {
+    int until_failure = 0;
+    int out = 0;
+  };
+  counting_backend() : test::backend(test::make_backend()), books_(std::make_shared<books>()) {}
+
+  [[nodiscard]] void* allocate_pinned(std::size_t bytes) {
+    if (books_->until_failure > 0 && --books_->until_failure == 0) {
+      throw pulseinfer::out_of_memory("counting_backend: refused on purpose");
+    }
+    void* const p = test::backend::allocate_pinned(bytes);
+    ++books_->out;
+    return p;
+  }
+  void deallocate_pinned(void* p, std::size_t bytes) noexcept {
+    --books_->out;
+    test::backend::deallocate_pinned(p, bytes);
+  }
+  books& of() { return *books_; }
+
+ private:
+  std::shared_ptr<books> books_;
+};
+
+/// Memory of the process that lies in RAM, in bytes; 0 where the system does not say.
+std::int64_t resident_bytes() {
+  std::FILE* const file = std::fopen("/proc/self/statm", "r");
+  if (file == nullptr) return 0;
+  long pages[2] = {};
+  const int read = std::fscanf(file, "%ld %ld", &pages[0], &pages[1]);
+  std::fclose(file);
+  return read == 2 ? std::int64_t{pages[1]} * 4096 : 0;
+}
+
+}  // namespace
+
+TEST_CASE("store life: nothing is allocated after the constructor, whatever is called") {
+  allocates_nothing<pulseinfer::lru>();
+  allocates_nothing<pulseinfer::prefix_tree_lru>();
+  allocates_nothing<pulseinfer::adaptive_2q>();
+  allocates_nothing<pulseinfer::prioritized<>>();
+}
+
+TEST_CASE("fault 11: a constructor whose nth allocation fails leaves nothing behind") {
+  counting_backend machine;
+  const pulseinfer::block_store_options options{.capacity_bytes = 64 * unit_bytes,
+                                                .max_sequences = 4,
+                                                .max_blocks = 8,
+                                                .max_events = 16,
+                                                .integrity = pulseinfer::integrity::canary};
+  using counted = pulseinfer::block_store<counting_backend, pulseinfer::prioritized<>>;
+  int failures = 0;
+  for (int nth = 1; nth <= 2; ++nth) {  // the payload, then the table
+    machine.of().until_failure = nth;
+    const std::int64_t live = test::live_allocations();
+    CHECK_THROWS_AS(counted(machine, geometry, options), pulseinfer::out_of_memory);
+    CHECK(test::live_allocations() == live);
+    CHECK(machine.of().out == 0);
+  }
+  machine.of().until_failure = 0;
+  for (std::uint64_t nth = 1; test::counts_allocations(); ++nth) {
+    const std::int64_t live = test::live_allocations();
+    bool is_made = false;
+    test::fail_allocation(nth);
+    try {
+      const counted store(machine, geometry, options);
+      is_made = true;
+    } catch (const std::bad_alloc&) {
+      ++failures;
+    }
+    const bool is_over = test::will_fail();
+    test::fail_allocation(0);
+    CHECK(is_made == is_over);
+    CHECK(test::live_allocations() == live);
+    CHECK(machine.of().out == 0);
+    if (is_over) break;
+  }
+  CHECK((failures > 5 || !test::counts_allocations()));
+  const counted store(machine, geometry, options);
+  CHECK(store.counts() == store_counts{.free = 64, .capacity = 64});
+}
+
+TEST_CASE("fault 19: resident memory is flat over many lives of units, sequences and names") {
+  if constexpr (std::string_view(test::backend_name) == "host") {
+    busy_store<pulseinfer::lru> store;
+    const auto cycles = test::rounds<std::uint64_t>(10'000, 1'000'000);
+    for (std::uint64_t i = 0; i < cycles / 10; ++i) store.serve(i);
+    const std::int64_t before = resident_bytes();
+    for (std::uint64_t i = 0; i < cycles; ++i) store.serve(i);
+    CHECK(resident_bytes() - before < std::int64_t{1} << 20);
+    CHECK(store.counts().writing == 0);
+    CHECK(store.counts().pinned == 0);
+    CHECK(store.counts().quarantined == 0);
+  }
+}
+
+TEST_CASE("fault 19: stores that come and go leave nothing") {
+  const std::int64_t live = test::live_allocations();
+  for (int i = 0; i < test::rounds(20, 2000); ++i) {
+    busy_store<pulseinfer::lru> store;
+    for (std::uint64_t request = 0; request < 10; ++request) store.serve(request);
+  }
+  CHECK(test::live_allocations() == live);
+}
+
+TEST_CASE("store life: what it says of its memory is what it takes") {
+  struct shape {
+    std::int32_t sequences, blocks, events;
+    pulseinfer::integrity integrity;
+  };
+  for (const shape& of : {shape{2, 8, 0, pulseinfer::integrity::none},
+                          shape{64, 512, 1000, pulseinfer::integrity::canary}}) {
+    constexpr std::int64_t units = 4096;
+    const store_type store(test::make_backend(), geometry,
+                           {.capacity_bytes = units * unit_bytes,
+                            .max_sequences = of.sequences,
+                            .max_blocks = of.blocks,
+                            .max_events = of.events,
+                            .integrity = of.integrity});
+    // A table entry and a holding for each (sequence, layer, block) that there may be; a slot's
+    // books, extent and tag; a record, with its name, for each block that may be known.
+    const std::int64_t places = std::int64_t{of.sequences} * of.blocks;
+    const std::int64_t tags = of.integrity == pulseinfer::integrity::none ? 0 : 8 * units;
+    const std::int64_t least = places * (4 * layers + 8) + units * 12 + tags;
+    CHECK(store.metadata_bytes() >= least);
+    CHECK(store.metadata_bytes() <=
+          least + units * (2 + 128) + of.events * 24 + of.sequences * 132 + 4096);
+  }
+}
+
+TEST_CASE("store life: tables of a large store are a small part of it") {
+  if constexpr (std::string_view(test::backend_name) == "host") {
+    constexpr std::int64_t units = 1 << 20;
+    const store_type store(
+        test::make_backend(), geometry,
+        {.capacity_bytes = units * unit_bytes, .max_sequences = 1, .max_blocks = 1});
+    CHECK(store.metadata_bytes() / units <= 250);  // a record a unit: the dearest that there is
+  }
+}
+
+// Handles.
+
+TEST_CASE("fault 15: a block, a slot and a sequence are not taken for each other") {
+  static_assert(std::is_enum_v<host_slot> && !std::is_convertible_v<host_slot, std::int32_t>);
+  static_assert(!std::is_convertible_v<std::int32_t, host_slot>);
+  static_assert(!std::is_convertible_v<std::int32_t, sequence_id>);
+  static_assert(!std::is_constructible_v<sequence_id, host_slot>);
+  static_assert(!std::is_invocable_v<decltype(&store_type::commit), store_type&, std::int32_t>);
+  // A block that leaves and comes back lies elsewhere, and is found by its number all the same.
+  shelf<store_type> s(test::make_backend(), 64);
+  const sequence_id id = s.open();
+  const sequence_id other = s.open();
+  s.put_blocks(id, 0, 8);
+  s.put_blocks(other, 0, 8);
+  pulseinfer::detail::random_source draw(1);
+  for (int round = 0; round < 50; ++round) {
+    const auto first = static_cast<std::int32_t>(draw.below(8));
+    CHECK(s->trim(id, first) == pulseinfer::trim_outcome::trimmed);
+    CHECK(s->trim(other, first / 2) == pulseinfer::trim_outcome::trimmed);
+    s.put_blocks(other, first / 2, 8);
+    s.put_blocks(id, first, 8);
+    for (std::int32_t layer = 0; layer < layers; ++layer) {
+      const auto of_id = s->acquire(id, layer);
+      const auto of_other = s->acquire(other, layer);
+      for (std::int32_t block = 0; block < 8; ++block) {
+        CHECK(finds(of_id, id, {layer, block}));
+        CHECK(finds(of_other, other, {layer, block}));
+      }
+    }
+  }
+}
