@@ -9,6 +9,7 @@
 #                                 or relative to the current folder or to the repository
 #   PULSEINFER_TRACE              recorded requests for `bench`, a JSON object a line, as Mooncake has them
 #   PULSEINFER_TEST_SEEDS         seeds a randomised test runs with
+#   PULSEINFER_FUZZ_SECONDS       how long `fuzz` runs each target (default: 60)
 #   PULSEINFER_CUDA_ARCHITECTURES CUDA architectures to compile for, as CMake writes them
 set -eu
 
@@ -44,6 +45,8 @@ usage: sh cmake/run.sh VERB [ARGUMENTS...]
                         UndefinedBehaviorSanitizer, then under ThreadSanitizer
   soak [CTEST ARGUMENTS...]
                         test, with full counts and many seeds: takes long
+  fuzz [ARGUMENTS...]   libFuzzer over the targets of tests/fuzz, where clang++ has it, for
+                        PULSEINFER_FUZZ_SECONDS each; what it finds is in build/fuzz
   mutants [NAMES...]    seed known faults into copies of the tree; a named check must catch each
   docs                  make the pages of the headers, build/docs/html; any warning fails
 
@@ -448,6 +451,27 @@ soak() {
   run_tests "$@"
 }
 
+# Each target of tests/fuzz under libFuzzer with the address and undefined-behaviour sanitizers. What
+# an earlier run found worth keeping is begun with; an input that fails is kept beside the program.
+fuzz() { # [ARGUMENTS OF LIBFUZZER...]
+  sanitizers=-fsanitize=fuzzer,address,undefined
+  mkdir -p "$root/build/fuzz"
+  printf 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }\n' |
+    clang++ -std=c++20 $sanitizers -x c++ - -o "$root/build/fuzz/probe" >/dev/null 2>&1 ||
+    not_here "fuzz needs a clang++ with libFuzzer (Debian, Ubuntu: apt-get install clang)"
+  rm -f "$root/build/fuzz/probe"
+  for target in "$root"/tests/fuzz/*.cpp; do
+    name=$(basename "$target" .cpp)
+    say "fuzz: $name for ${PULSEINFER_FUZZ_SECONDS:-60} seconds"
+    clang++ -std=c++20 -O1 -g $sanitizers -fno-sanitize-recover=all -pthread \
+      -I "$root/include" -I "$root/tests" "$target" -o "$root/build/fuzz/$name"
+    mkdir -p "$root/build/fuzz/corpus/$name"
+    (cd "$root/build/fuzz" &&
+      "./$name" -max_len=2048 "-max_total_time=${PULSEINFER_FUZZ_SECONDS:-60}" \
+        "-artifact_prefix=$name." "$@" "corpus/$name") || die "fuzz: $name failed, see above"
+  done
+}
+
 # A program that clang++ or, failing that, $CXX builds with a sanitizer must run before they are used:
 # clang++ is the faster one, and the second compiler under which the tests then pass.
 find_sanitizer() { # FLAGS
@@ -586,6 +610,7 @@ case $verb in
   check) check "$@" ;;
   sanitize) sanitize "$@" ;;
   soak) soak "$@" ;;
+  fuzz) fuzz "$@" ;;
   mutants) mutants "$@" ;;
   docs) docs "$@" ;;
   *)
