@@ -167,6 +167,9 @@ TEST_CASE("prioritized: bad input is refused, and nothing has changed") {
                        "prioritized: priority is 3, expected 0 to 2 or never_evict",
                        std::out_of_range);
   CHECK_THROWS_AS(policy.insert(1, {.priority = -1}), std::out_of_range);
+  CHECK_THROWS_AS(policy.check({.priority = 3}), std::out_of_range);
+  policy.check({.priority = 2, .keep_until = -1});
+  policy.check({.priority = pulseinfer::never_evict});
   CHECK(!policy.contains(1));
   policy.advance(5);
   CHECK_THROWS_WITH_AS(policy.advance(4), "prioritized: now is 4, expected at least 5",

@@ -12,8 +12,6 @@
 
 #include "pulseinfer/block_store.hpp"
 #include "pulseinfer/detail/random.hpp"
-#include "support/allocations.hpp"
-#include "support/rounds.hpp"
 #include "support/store_shelf.hpp"
 
 namespace {
@@ -502,7 +500,6 @@ TEST_CASE("store sharing: units that are reserved in order lie side by side, wri
 
 TEST_CASE("store sharing: after fragmentation, too, neighbours lie together where there is room") {
   shelf_type s = make_shelf(16 * 16, {.max_blocks = 64});
-  pulseinfer::detail::random_source draw(5);
   // Layer by layer, block by block, of several sequences in turns; then every other one ends.
   std::vector<sequence_id> ids;
   for (int i = 0; i < 6; ++i) ids.push_back(s.open());

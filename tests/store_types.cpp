@@ -60,4 +60,41 @@ TEST_CASE("store types: options beyond their limits are refused with value and l
   refuses({.capacity_bytes = unit, .max_sequences = max_extent + 1}, "max_sequences is 65537");
   refuses({.capacity_bytes = unit, .max_blocks = 0}, "max_blocks is 0, expected 1 to 16777216");
   refuses({.capacity_bytes = unit, .max_blocks = (1 << 24) + 1}, "max_blocks is 16777217");
+  refuses({.capacity_bytes = 3 * unit, .max_stored_blocks = -1},
+          "max_stored_blocks is -1, expected 0 to 3");
+  refuses({.capacity_bytes = 3 * unit, .max_stored_blocks = 4}, "max_stored_blocks is 4");
+  refuses({.capacity_bytes = unit, .max_events = -1}, "max_events is -1, expected 0 to 16777216");
+  refuses({.capacity_bytes = unit, .max_events = (1 << 24) + 1}, "max_events is 16777217");
+  refuses({.capacity_bytes = unit, .scope = static_cast<eviction_scope>(2)},
+          "scope is 2, expected one of eviction_scope");
+}
+
+TEST_CASE("store types: how many blocks are known follows from capacity, layers and blocks") {
+  const auto records = [](std::int64_t units, std::int32_t blocks, std::int32_t asked) {
+    return detail::checked_options(
+               geometry,
+               {.capacity_bytes = units * unit, .max_blocks = blocks, .max_stored_blocks = asked})
+        .max_stored_blocks;
+  };
+  CHECK(records(100, 8, 0) == 100);  // never more than one a unit
+  CHECK(records(1, 8, 0) == 1);
+  CHECK(records(100, 8, 7) == 7);
+  CHECK(records(100, 8, 100) == 100);
+  // With more layers than the factor a record a unit is more than is needed; a sequence can be as
+  // long as it may be, though, with a layer of each block.
+  constexpr kv_geometry deep{.layers = 80, .kv_heads = 1, .head_dim = 8, .block_tokens = 4};
+  const auto deep_records = [&](std::int32_t blocks) {
+    return detail::checked_options(deep, {.capacity_bytes = 8000 * unit, .max_blocks = blocks})
+        .max_stored_blocks;
+  };
+  CHECK(deep_records(8) == 400);
+  CHECK(deep_records(1000) == 1000);
+  CHECK(deep_records(100'000) == 8000);
+}
+
+TEST_CASE("store types: events are compared by kind and key") {
+  const store_event event{store_event::what::evicted, {1, 2}};
+  CHECK(event == store_event{store_event::what::evicted, {1, 2}});
+  CHECK(event != store_event{store_event::what::stored, {1, 2}});
+  CHECK(event != store_event{store_event::what::evicted, {1, 3}});
 }

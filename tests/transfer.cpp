@@ -267,6 +267,28 @@ TEST_CASE("faults 2 and 45: a unit that finds no room is refused, the others are
   });
 }
 
+TEST_CASE("fault 16: transfers that are only polled end, and leave nothing pinned") {
+  if constexpr (std::string_view(test::backend_name) == "host") {  // others need who syncs
+    rig r(test::make_backend());
+    const auto id = r.store.open_sequence().value();
+    rig::targets units;
+    for (const std::int32_t b : blocks(20)) units.push_back({0, b, b});
+    const auto poll_to_the_end = [&](auto ticket) {
+      REQUIRE(ticket.has_value());
+      while (ticket->phase() < transfer_phase::done) std::this_thread::yield();
+      CHECK(ticket->phase() == transfer_phase::done);
+    };
+    for (int step = 0; step < 50; ++step) {
+      poll_to_the_end(r.offload(step % layers, id, units));
+      CHECK(rig::at_rest(r.store.counts()));
+      poll_to_the_end(r.recall(step % layers, id, units));
+      CHECK(rig::at_rest(r.store.counts()));
+    }
+    CHECK(r.store.counts().evictable == 20 * layers);
+    CHECK(r.store.close_sequence(id) == pulseinfer::close_outcome::closed);
+  }
+}
+
 TEST_CASE("fault 45: one missing key does not void its batch, and does not come back as a hit") {
   each([](backend machine) {
     rig r(machine);

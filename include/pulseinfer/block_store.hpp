@@ -72,13 +72,15 @@ class store_memory {
 ///
 /// Sequences share blocks: `fork` gives a second one the beginning of a first. A block that has been
 /// given a name (`name_block`) stays when its last sequence is closed, and `open_sequence` finds it
-/// again: the longest beginning of a prompt that is there as a whole.
+/// again: the longest beginning of a prompt that is there as a whole, kept by a hold until the
+/// engine has its leases. `trim` forgets the end of a sequence.
 ///
 /// When no slot is free, `reserve` gives up what can be had: first a block that only its name keeps,
 /// the one that the policy picks; then of the sequences that are open the one that has not been
 /// used for longest gives up its last block, or a layer of it, so that what is left is still a
-/// prefix. (A use is a lease that ends, or a reservation.) A block that a leased sequence holds is
-/// never given up, nor one of the sequence that is written.
+/// prefix. (A use is a lease or a hold that ends, a reservation, a fork.) A block goes under all who
+/// share it, and not while one of them is leased, is the one that is written, or has a block behind
+/// it. What `max_stored_blocks` leaves no record for has a whole block given up for it.
 ///
 /// @tparam Policy  eviction_policy over blocks that only their names keep
 /// @par Threads    all members, from any thread. Changes take one lock; leases, what they find, and

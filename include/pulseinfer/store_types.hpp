@@ -104,7 +104,8 @@ struct block_store_options {
   std::int32_t max_sequences = 64;
   std::int32_t max_blocks = 8192;  ///< blocks a sequence; 8,192 of 16 tokens are 131,072 tokens
   /// Blocks that the store can know, whoever holds them and however many layers they have; 0: four
-  /// times as many as whole ones would fit, at most one a unit.
+  /// times as many as whole ones would fit, at least `max_blocks`, at most one a unit. A block that
+  /// finds none free has a whole one given up for it.
   std::int32_t max_stored_blocks = 0;
   eviction_scope scope = eviction_scope::unit;
   std::int32_t max_events = 0;  ///< that wait to be drained; later ones are lost, and counted
