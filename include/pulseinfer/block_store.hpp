@@ -61,8 +61,8 @@ class store_memory {
 
 }  // namespace detail
 
-/// Fixed-capacity store of units in pinned host memory; so is its table of them, [sequences, layers,
-/// blocks] of 4 bytes, for kernels that find units themselves.
+/// Fixed-capacity store of units in pinned host memory; so is its table of them, [sequences,
+/// layers, blocks] of 4 bytes, for kernels that find units themselves.
 ///
 /// A unit is named by (sequence, layer, block). Its bytes are the strips of a page, joined (see
 /// layout.hpp). Writing is reserve - fill - commit, or abort; a unit can be read only once it is
@@ -70,17 +70,17 @@ class store_memory {
 /// lookup is two indexed loads, no lock and no count. Units of a sequence and layer that are
 /// reserved in their order lie side by side where there is room, so that gathers merge them.
 ///
-/// Sequences share blocks: `fork` gives a second one the beginning of a first. A block that has been
-/// given a name (`name_block`) stays when its last sequence is closed, and `open_sequence` finds it
-/// again: the longest beginning of a prompt that is there as a whole, kept by a hold until the
-/// engine has its leases. `trim` forgets the end of a sequence.
+/// Sequences share blocks: `fork` gives a second one the beginning of a first. A block that has
+/// been given a name (`name_block`) stays when its last sequence is closed, and `open_sequence`
+/// finds it again: the longest beginning of a prompt that is there as a whole, kept by a hold until
+/// the engine has its leases. `trim` forgets the end of a sequence.
 ///
-/// When no slot is free, `reserve` gives up what can be had: first a block that only its name keeps,
-/// the one that the policy picks; then of the sequences that are open the one that has not been
-/// used for longest gives up its last block, or a layer of it, so that what is left is still a
-/// prefix. (A use is a lease or a hold that ends, a reservation, a fork.) A block goes under all who
-/// share it, and not while one of them is leased, is the one that is written, or has a block behind
-/// it. What `max_stored_blocks` leaves no record for has a whole block given up for it.
+/// When no slot is free, `reserve` gives up what can be had: first a block that only its name
+/// keeps, the one that the policy picks; then of the sequences that are open the one that has not
+/// been used for longest gives up its last block, or a layer of it, so that what is left is still a
+/// prefix. (A use is a lease or a hold that ends, a reservation, a fork.) A block goes under all
+/// who share it, and not while one of them is leased, is the one that is written, or has a block
+/// behind it. What `max_stored_blocks` leaves no record for has a whole block given up for it.
 ///
 /// @tparam Policy  eviction_policy over blocks that only their names keep
 /// @par Threads    all members, from any thread. Changes take one lock; leases, what they find, and
@@ -140,8 +140,8 @@ class block_store : private detail::store_memory<Backend>, private detail::store
     std::lock_guard lock(mutex_);
     return open_under_lock();
   }
-  /// Begins a sequence with the longest beginning of a prompt that is there: whole blocks with these
-  /// names, which it shares with whoever has them too.
+  /// Begins a sequence with the longest beginning of a prompt that is there: whole blocks with
+  /// these names, which it shares with whoever has them too.
   ///
   /// @param prompt    keys of the prompt's blocks from the first on, as of a `block_namer`
   /// @param deadline  of the hold, in the time that `expire` is told
@@ -325,8 +325,8 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   /// @post  a lease on the sequence and layer finds the bytes as they were written
   /// @throws std::logic_error  if the slot is not being written: a second commit, or a commit after
   ///                           abort
-  /// @par Cost  O(sequences that share it) under the lock; before it, with a checksum, one read of the
-  /// unit
+  /// @par Cost  O(sequences that share it) under the lock; before it, with a checksum, one read of
+  ///            the unit
   void commit(host_slot slot) { end_write(slot, true, tagger_ ? tag_to_be(slot) : 0); }
 
   /// Gives a reserved slot back; the unit stays absent. @throws std::logic_error as commit

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What a block store knows of its sequences, blocks and slots, and what it does with them under its
-/// lock: sharing, eviction, counts.
+/// What a block store knows of its sequences, blocks and slots, and what it does with them under
+/// its lock: sharing, eviction, counts.
 #pragma once
 
 #include <algorithm>
