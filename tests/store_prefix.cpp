@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Blocks of a store that have names: kept once their sequences are closed, found again by a prompt,
-/// held, expired, given up in a policy's order, told of.
+/// Blocks of a store that have names: kept once their sequences are closed, found again by a
+/// prompt, held, expired, given up in a policy's order, told of.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// A libFuzzer target: a block store and its model (see store_model.hpp) do what the bytes say, and
-/// any difference ends it. `sh cmake/run.sh fuzz` builds and runs it. No test framework is in it, so
-/// that what it finds is the store's.
+/// any difference ends it. `sh cmake/run.sh fuzz` builds and runs it. No test framework is in it,
+/// so that what it finds is the store's.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

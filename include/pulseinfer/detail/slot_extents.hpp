@@ -13,8 +13,8 @@
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 /// Slots 0 to count-1, in extents of 16. Who asks for the slot behind one that he has gets it if it
-/// is free and in the same extent; whoever cannot gets the first of an extent that is free as a whole,
-/// so that his next ones find room behind it; where there is none, any.
+/// is free and in the same extent; whoever cannot gets the first of an extent that is free as a
+/// whole, so that his next ones find room behind it; where there is none, any.
 ///
 /// All calls are O(1) and allocate nothing. A slot costs half a byte and a bit more.
 /// @par Threads  one at a time
