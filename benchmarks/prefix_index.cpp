@@ -5,17 +5,17 @@
 // for each of its ids, the key of a block chained from the ids before it under a tenant's salt. The
 // index is filled by a replay of the whole trace for each of 16 tenants, in the order of the trace,
 // each block once: 2.9 million blocks, 111 MB. Then each request is probed once, under a tenant
-// drawn for it, for its longest ready prefix, which is all of it. `ready` reads a word of 4 bytes a
-// group, of which there are 12 MB.
+// drawn for it, for its longest ready prefix, which is all of it. What is ready the index has been
+// told, as a block_store tells it.
 //
-// Cold: before each pass over the requests 256 MiB of other memory are written, so that neither the
-// index nor the words of `ready` are in a cache (the counter `seen` is the share of the blocks that
+// Cold: before each pass over the requests 256 MiB of other memory are written, so that nothing
+// of the index is in a cache (the counter `seen` is the share of the blocks that
 // the pass has met before under the same tenant; these may be). The keys are read
 // once before the pass: an engine has just made them. A figure is the median of passes,
 // over all blocks probed. One thread.
 //
 // Half of the requests have at most 14 blocks, so that what a request waits for once, memory for
-// the first bucket and then for the first word of `ready`, is a large part of the figure.
+// its first bucket, is a large part of the figure.
 //
 // There is no baseline but the target. Beside it, the same blocks looked for one at a time, each
 // with its own wait for memory unless the processor looks ahead itself: `find_ns`.
@@ -26,19 +26,15 @@
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
-#include <new>
 #include <span>
 #include <stdexcept>
 #include <unordered_set>
 #include <vector>
 
 #include "pulseinfer/block_key.hpp"
-#include "pulseinfer/detail/host_memory.hpp"
 #include "pulseinfer/detail/random.hpp"
 #include "pulseinfer/prefix_index.hpp"
 #include "support/report.hpp"
@@ -122,21 +118,11 @@ void probe(benchmark::State& state) {
       chain.clear();
       append_chain(request, tenant, chain);
       for (const block_key& key : chain) {
-        if (group < capacity && index.insert(key, group) == group) ++group;
+        if (group < capacity && index.insert(key, group, true) == group) ++group;
       }
     }
   }
   if (index.size() != capacity) throw std::logic_error("two blocks of the trace share a key");
-  // On huge pages, as the tables of a store would be.
-  using ready_word = std::atomic<std::uint32_t>;
-  const std::unique_ptr<void, void (*)(void*)> memory(
-      pulseinfer::detail::allocate_host(static_cast<std::size_t>(capacity) * sizeof(ready_word),
-                                        64),
-      std::free);
-  auto* const is_ready = static_cast<ready_word*>(memory.get());
-  if (is_ready == nullptr) throw std::bad_alloc();
-  for (std::int32_t i = 0; i < capacity; ++i) new (is_ready + i) ready_word(1);
-
   random_source draw(1);
   std::vector<std::int32_t> groups(longest);
   std::vector<double> probe_ns, find_ns, seen;
@@ -155,15 +141,11 @@ void probe(benchmark::State& state) {
       const block_key* keys = list.keys.data();
       for (const std::size_t length : list.lengths) {
         if (all_at_once) {
-          found += index.longest_prefix({keys, length}, groups, [&](std::int32_t g) {
-            return is_ready[g].load(std::memory_order_acquire) != 0;
-          });
+          found += index.longest_prefix({keys, length}, groups);
         } else {
           for (std::size_t i = 0; i < length; ++i) {
             const std::int32_t g = index.find(keys[i]);
-            if (g < 0 || is_ready[g].load(std::memory_order_acquire) == 0) {
-              break;
-            }
+            if (g < 0) break;
             groups[i] = g;
             ++found;
           }

@@ -305,6 +305,42 @@ TEST_CASE("prefix_index: a prefix ends at the first block that is not there or n
   CHECK(index.longest_prefix(chain, groups, always) == 100);
 }
 
+TEST_CASE("prefix_index: what is ready it can be told") {
+  random_source draw(8);
+  prefix_index index(40);
+  std::vector<block_key> chain(40);
+  for (block_key& key : chain) key = some_key(draw);
+  for (std::int32_t group = 0; group < 40; ++group) {
+    CHECK(index.insert(chain[static_cast<std::size_t>(group)], group, group < 20) == group);
+  }
+  std::vector<std::int32_t> groups(40);
+  CHECK(index.longest_prefix(chain, groups) == 20);
+  CHECK(index.longest_prefix(chain, groups, always) == 40);
+  CHECK(index.find(chain[7]) == 7);  // ready or not
+  CHECK(index.find(chain[27]) == 27);
+  for (std::int32_t group = 39; group >= 20; --group) {
+    CHECK(index.longest_prefix(chain, groups) == 20);
+    index.set_ready(group, true);
+  }
+  CHECK(index.longest_prefix(chain, groups) == 40);
+  for (std::int32_t group = 0; group < 40; ++group) {
+    CHECK(groups[static_cast<std::size_t>(group)] == group);
+  }
+  index.set_ready(3, false);
+  groups.assign(40, -7);
+  CHECK(index.longest_prefix(chain, groups) == 3);
+  CHECK(groups[3] == -7);
+  CHECK(index.key_of(3) == chain[3]);
+  index.erase(3);
+  CHECK_THROWS_WITH_AS(index.set_ready(3, true), "prefix_index: group 3 has no key",
+                       std::logic_error);
+  CHECK(index.insert(chain[3], 3) == 3);  // it is not what it was
+  CHECK(index.longest_prefix(chain, groups) == 3);
+  CHECK_THROWS_WITH_AS((void)index.longest_prefix(chain, std::span(groups).first(39)),
+                       "prefix_index: room for 39 groups, expected one for each of 40 keys",
+                       std::invalid_argument);
+}
+
 TEST_CASE("prefix_index: 217 blocks that were put are 217 blocks that are found") {
   // Fault 3: those of requests that had ended, and the last block of each, were hashed but not put.
   random_source draw(4);
@@ -348,6 +384,7 @@ TEST_CASE("prefix_index: bad groups and sizes are named, and change nothing") {
   for (const std::int32_t group : {-1, 4, INT32_MIN, INT32_MAX}) {
     CHECK_THROWS_AS((void)index.insert({5, 5}, group), std::out_of_range);
     CHECK_THROWS_AS(index.erase(group), std::out_of_range);
+    CHECK_THROWS_AS(index.set_ready(group, true), std::out_of_range);
     CHECK_THROWS_AS((void)index.contains(group), std::out_of_range);
     CHECK_THROWS_AS((void)index.key_of(group), std::out_of_range);
   }
@@ -442,6 +479,7 @@ TEST_CASE("prefix_index: readers beside a writer see what is there, and nothing 
     } else {
       group = 2 * i + static_cast<std::int32_t>(draw.below(2));
       if (index.insert(key(i, i), group) != group) wrong.fetch_add(1);
+      index.set_ready(group, draw.one_in(2));
     }
   }
   is_over = true;

@@ -25,14 +25,14 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 /// A map of fixed capacity from the keys of blocks to groups, which are numbers from 0 to
 /// capacity-1: the places of blocks in a store. A group has at most one key, a key one group.
 ///
-/// It knows nothing of the blocks: that one is there says nothing of whether its bytes are. Those
-/// who ask for a prefix bring a predicate for it.
+/// It knows nothing of the blocks: that one is there says nothing of whether its bytes are. Whoever
+/// stores them tells (`set_ready`), or those who ask for a prefix bring a predicate for it.
 ///
 /// @par Structure  Buckets of three entries, one cache line each, two thirds full when all groups
 ///   have a key. An entry lies in the first bucket with room from that of its key on, and stays
 ///   there until it is erased. A bucket counts the entries that passed it by, so that a search ends
 ///   at the first one that nobody passed, and erasing leaves no trace.
-/// @par Threads  `insert` and `erase` one at a time, under the caller's lock. `find`,
+/// @par Threads  `insert`, `erase` and `set_ready` one at a time, under the caller's lock. `find`,
 ///   `longest_prefix` and `size` at any time from any thread, also beside those: they take no lock
 ///   and wait for no one, also not for a writer that was interrupted. A search begins again in a
 ///   bucket only where an insertion has begun in that very bucket meanwhile. What they tell of a
@@ -68,11 +68,13 @@ class prefix_index {
   }
 
   /// Gives a group a key, unless another group has it: the first one wins.
+  /// @param is_ready  as `set_ready` tells it
   /// @return the group that has the key: `group`, or the one that had it before
   /// @throws std::out_of_range  on a group that is not 0 to capacity-1
   /// @throws std::logic_error   if the group has a key already
   /// @par Cost  O(1), allocates nothing; so do the calls below
-  [[nodiscard]] std::int32_t insert(const block_key& key, std::int32_t group) {
+  [[nodiscard]] std::int32_t insert(const block_key& key, std::int32_t group,
+                                    bool is_ready = false) {
     std::uint32_t& place = place_of_[index_of(group)];
     detail::expects<std::logic_error>(place == nowhere, "prefix_index: group ", group,
                                       " has a key already");
@@ -93,7 +95,8 @@ class prefix_index {
     b.state.store(b.state.load(std::memory_order_relaxed) + one_version, std::memory_order_release);
     e.low.store(key.low, std::memory_order_release);
     e.high.store(key.high, std::memory_order_release);
-    b.groups[static_cast<std::size_t>(slot)].store(group, std::memory_order_release);
+    b.groups[static_cast<std::size_t>(slot)].store(word_of(group, is_ready),
+                                                   std::memory_order_release);
     place = static_cast<std::uint32_t>(at * slots + static_cast<std::size_t>(slot));
     size_.store(size() + 1, std::memory_order_relaxed);
     return group;
@@ -122,6 +125,15 @@ class prefix_index {
     return true;
   }
 
+  /// Tells whether the bytes of a group that has a key are there: those who find it ready see what
+  /// was written before this call.
+  /// @throws as erase
+  void set_ready(std::int32_t group, bool is_ready) {
+    const std::size_t place = occupied_place_of(group);
+    table_.get()[place / slots].groups[place % slots].store(word_of(group, is_ready),
+                                                            std::memory_order_release);
+  }
+
   /// Whether a group has a key. Under the caller's lock, as is `key_of`.
   /// @throws std::out_of_range  on a group that is not 0 to capacity-1
   [[nodiscard]] bool contains(std::int32_t group) const {
@@ -137,11 +149,35 @@ class prefix_index {
   /// The group that has a key, -1 if there is none.
   /// @par Cost  one cache line, rarely the next one too
   [[nodiscard]] std::int32_t find(const block_key& key) const noexcept {
-    return find_from(home(key), key);
+    return group_of(find_from(home(key), key));
   }
 
-  /// How many blocks of a prompt are there and ready: counts from the first one on, and stops at
-  /// the first that is not.
+  /// Fetches into the cache what `find` or `insert` of a key reads first, or `erase` and `key_of`
+  /// of a group.
+  void prefetch(const block_key& key) const noexcept {
+    const std::size_t at = home(key);
+    __builtin_prefetch(table_.get() + at);
+    __builtin_prefetch(passed_.data() + at);
+  }
+  void prefetch(std::int32_t group) const noexcept {
+    const auto g = static_cast<std::size_t>(group);
+    if (g >= place_of_.size() || place_of_[g] == nowhere) return;
+    __builtin_prefetch(table_.get() + place_of_[g] / slots);
+    __builtin_prefetch(passed_.data() + place_of_[g] / slots);
+  }
+
+  /// How many blocks of a prompt are there and ready, as `set_ready` told it: counts from the first
+  /// one on, and stops at the first that is not.
+  /// @param keys    [n] keys of the prompt's blocks, from the first on
+  /// @param groups  [n] at least; receives the groups of the blocks that count, and nothing else
+  /// @throws std::invalid_argument  if `groups` is shorter than `keys`
+  /// @par Cost  one miss of the cache for several blocks: those of the blocks to come overlap
+  [[nodiscard]] std::size_t longest_prefix(std::span<const block_key> keys,
+                                           std::span<std::int32_t> groups) const {
+    return longest(keys, groups,
+                   [](std::uint32_t word) { return word != nobody && (word & ready_bit) != 0; });
+  }
+  /// The same, for those who know by themselves what is ready.
   /// @param keys    [n] keys of the prompt's blocks, from the first on
   /// @param groups  [n] at least; receives the groups of the blocks that count, and nothing else
   /// @param ready   (group) -> whether the block's bytes are there; called once for each block that
@@ -151,28 +187,17 @@ class prefix_index {
   template <class Ready>
   [[nodiscard]] std::size_t longest_prefix(std::span<const block_key> keys,
                                            std::span<std::int32_t> groups, Ready ready) const {
-    detail::expects(groups.size() >= keys.size(), "prefix_index: room for ", groups.size(),
-                    " groups, expected one for each of ", keys.size(), " keys");
-    // The buckets of the next blocks, so that each is computed once.
-    std::array<std::size_t, blocks_ahead> homes{};
-    const std::size_t early = keys.size() < blocks_ahead ? keys.size() : blocks_ahead;
-    for (std::size_t i = 0; i < early; ++i) homes[i] = fetched(keys[i]);
-    for (std::size_t i = 0; i < keys.size(); ++i) {
-      const std::size_t at = homes[i % blocks_ahead];
-      if (keys.size() - i > blocks_ahead) {
-        homes[i % blocks_ahead] = fetched(keys[i + blocks_ahead]);
-      }
-      const std::int32_t group = find_from(at, keys[i]);
-      if (group < 0 || !ready(group)) return i;
-      groups[i] = group;
-    }
-    return keys.size();
+    return longest(keys, groups, [&ready](std::uint32_t word) {
+      return word != nobody && ready(group_of(word));
+    });
   }
 
  private:
   static constexpr std::size_t slots = 3;  ///< of a bucket: what fits into a line
   static constexpr std::size_t blocks_ahead = 16;
-  static constexpr std::int32_t nobody = -1;
+  // An entry's group, with a bit for whether it is ready.
+  static constexpr std::uint32_t nobody = 0xffffffffu;
+  static constexpr std::uint32_t ready_bit = 0x80000000u;
   static constexpr std::uint32_t nowhere = std::numeric_limits<std::uint32_t>::max();
   // A bucket's state: whether entries passed it by, and above it how often one was put into it.
   static constexpr std::uint32_t is_passed = 1;
@@ -184,12 +209,12 @@ class prefix_index {
   };
   struct alignas(64) bucket {
     std::array<entry, slots> entries;
-    std::array<std::atomic<std::int32_t>, slots> groups{nobody, nobody, nobody};
+    std::array<std::atomic<std::uint32_t>, slots> groups{nobody, nobody, nobody};
     std::atomic<std::uint32_t> state{0};
   };
   static_assert(sizeof(bucket) == 64);
   static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
-                std::atomic<std::int32_t>::is_always_lock_free);
+                std::atomic<std::uint32_t>::is_always_lock_free);
   struct free_memory {
     void operator()(bucket* p) const noexcept { std::free(p); }  // trivially destructible
   };
@@ -226,6 +251,14 @@ class prefix_index {
     return {e.low.load(std::memory_order_relaxed), e.high.load(std::memory_order_relaxed)};
   }
 
+  [[nodiscard]] static std::uint32_t word_of(std::int32_t group, bool is_ready) noexcept {
+    return static_cast<std::uint32_t>(group) | (is_ready ? ready_bit : 0);
+  }
+  /// The group of an entry's word, -1 of nobody's.
+  [[nodiscard]] static std::int32_t group_of(std::uint32_t word) noexcept {
+    return word == nobody ? -1 : static_cast<std::int32_t>(word & ~ready_bit);
+  }
+
   /// The bucket where the search for a key begins. Keys are hashes: their bits need no more mixing.
   [[nodiscard]] std::size_t home(const block_key& key) const noexcept {
     return static_cast<std::size_t>((key.low >> 32) * buckets_ >> 32);
@@ -259,35 +292,72 @@ class prefix_index {
     hints.store(rest | (passed ? bit : 0), std::memory_order_relaxed);
   }
 
-  [[nodiscard]] std::int32_t find_from(std::size_t at, const block_key& key) const noexcept {
+  template <class Counts>
+  [[nodiscard]] std::size_t longest(std::span<const block_key> keys, std::span<std::int32_t> groups,
+                                    Counts counts) const {
+    detail::expects(groups.size() >= keys.size(), "prefix_index: room for ", groups.size(),
+                    " groups, expected one for each of ", keys.size(), " keys");
+    // The buckets of the next blocks, so that each is computed once.
+    std::array<std::size_t, blocks_ahead> homes{};
+    const std::size_t early = keys.size() < blocks_ahead ? keys.size() : blocks_ahead;
+    for (std::size_t i = 0; i < early; ++i) homes[i] = fetched(keys[i]);
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const std::size_t at = homes[i % blocks_ahead];
+      if (keys.size() - i > blocks_ahead) {
+        homes[i % blocks_ahead] = fetched(keys[i + blocks_ahead]);
+      }
+      const std::uint32_t word = find_from(at, keys[i]);
+      if (!counts(word)) return i;
+      groups[i] = group_of(word);
+    }
+    return keys.size();
+  }
+
+  /// The word of the entry with a key, nobody's if there is none.
+  [[nodiscard]] std::uint32_t find_from(std::size_t at, const block_key& key) const noexcept {
     for (;;) {
       const bucket& b = table_.get()[at];
       const std::uint32_t state = b.state.load(std::memory_order_acquire);
       const search_result in_bucket = find_in(b, state, key);
       if (in_bucket.is_stale) continue;
-      if (in_bucket.group != nobody) return in_bucket.group;
+      if (in_bucket.word != nobody) return in_bucket.word;
       if ((state & is_passed) == 0) return nobody;
       at = next(at);
     }
   }
   struct search_result {
-    std::int32_t group;
+    std::uint32_t word;
     bool is_stale;  ///< the entry may be a mixture of two
   };
   /// An entry that is there all the time does not change, so that no answer but a hit is in doubt.
-  /// The loads are in this order, each acquires: the group first, since an entry without one is
-  /// being written; the version again last.
   [[nodiscard]] static search_result find_in(const bucket& b, std::uint32_t state,
                                              const block_key& key) noexcept {
+    // Which entry it is cannot be predicted, and a wrong guess would wait for memory before the
+    // search for the next block begins: it is chosen without a branch, by what hardly ever errs.
+    std::size_t likely = 0;
+    for (std::size_t i = 1; i < slots; ++i) {
+      const bool is_equal = b.entries[i].low.load(std::memory_order_relaxed) == key.low;
+      likely = is_equal ? i : likely;
+    }
+    const search_result guess = look_at(b, likely, state, key);
+    if (guess.word != nobody) [[likely]]
+      return guess;
     for (std::size_t i = 0; i < slots; ++i) {
-      const std::int32_t group = b.groups[i].load(std::memory_order_acquire);
-      if (b.entries[i].low.load(std::memory_order_acquire) != key.low) continue;
-      if (b.entries[i].high.load(std::memory_order_acquire) != key.high) continue;
-      if (group == nobody) continue;
-      const std::uint32_t after = b.state.load(std::memory_order_relaxed);
-      return {group, ((state ^ after) & ~is_passed) != 0};
+      const search_result other = look_at(b, i, state, key);
+      if (other.word != nobody) return other;
     }
     return {nobody, false};
+  }
+  /// The loads are in this order, each acquires: the group first, since an entry without one is
+  /// being written; the version again last.
+  [[nodiscard]] static search_result look_at(const bucket& b, std::size_t i, std::uint32_t state,
+                                             const block_key& key) noexcept {
+    const std::uint32_t word = b.groups[i].load(std::memory_order_acquire);
+    const std::uint64_t low = b.entries[i].low.load(std::memory_order_acquire) ^ key.low;
+    const std::uint64_t high = b.entries[i].high.load(std::memory_order_acquire) ^ key.high;
+    if ((low | high) != 0 || word == nobody) return {nobody, false};
+    const std::uint32_t after = b.state.load(std::memory_order_relaxed);
+    return {word, ((state ^ after) & ~is_passed) != 0};
   }
 
   std::size_t buckets_;
