@@ -560,6 +560,133 @@ TEST_CASE("fault 9: a lease is given back once") {
   store.expect(2, 0, 2, 0, 0);
 }
 
+TEST_CASE("block store: many blocks are found at once as they are one by one") {
+  for (const std::int32_t blocks : {5, 64, 1025, 3000}) {  // also rows longer than what is wanted
+    checked_store store(200, 2, blocks);
+    const sequence_id id = store.open();
+    pulseinfer::detail::random_source draw(17);
+    for (int i = 0; i < 100; ++i) {
+      const unit at{0, static_cast<std::int32_t>(draw.below(static_cast<std::uint64_t>(blocks)))};
+      if (!store.has(id, at)) store.put(id, at);
+    }
+    const lease_type lease = store->acquire(id, 0);
+    for (const std::size_t count : {0, 1, 63, 64, 65, 300}) {
+      std::vector<std::int32_t> wanted;
+      for (std::size_t i = 0; i < count; ++i) {
+        wanted.push_back(
+            static_cast<std::int32_t>(draw.below(2 * static_cast<std::uint64_t>(blocks))) -
+            blocks / 2);
+      }
+      if (count > 1) wanted[0] = INT32_MIN;
+      if (count > 1) wanted[1] = INT32_MAX;
+      const std::byte untouched{};
+      std::vector<const std::byte*> found(count + 1, &untouched);
+      lease.find(wanted, found);
+      for (std::size_t i = 0; i < count; ++i) CHECK(found[i] == lease.find(wanted[i]));
+      CHECK(found[count] == &untouched);
+      lease_type().find(wanted, found);
+      for (std::size_t i = 0; i < count; ++i) CHECK(found[i] == nullptr);
+      if (count > 0) {
+        CHECK_THROWS_AS(lease.find(wanted, std::span(found).first(count - 1)),
+                        std::invalid_argument);
+      }
+    }
+  }
+}
+
+TEST_CASE("block store: a batch gets what its blocks would get one by one") {
+  // Two stores, full of named blocks and of an open sequence; one is asked in batches.
+  const auto make = [] {
+    return store_type(test::make_backend(), geometry,
+                      {.capacity_bytes = 48 * unit_bytes,
+                       .max_sequences = 8,
+                       .max_blocks = 32,
+                       .max_events = 1000});
+  };
+  store_type single = make();
+  store_type batched = make();
+  pulseinfer::detail::random_source draw(18);
+  for (int round = 0; round < 60; ++round) {
+    const sequence_id a = single.open_sequence().value();
+    const sequence_id b = batched.open_sequence().value();
+    REQUIRE(a == b);
+    std::vector<std::int32_t> blocks;  // in order, and some of them twice
+    const auto count = static_cast<std::int32_t>(1 + draw.below(30));
+    for (std::int32_t block = 0; block < count; ++block) {
+      blocks.push_back(block);
+      if (draw.one_in(8)) blocks.push_back(static_cast<std::int32_t>(draw.below(32)));
+    }
+    for (std::int32_t layer = 0; layer < layers; ++layer) {
+      std::vector<pulseinfer::reservation> got(blocks.size() + 1, {reserve_outcome::writing, {}});
+      batched.reserve(b, layer, blocks, got);
+      CHECK(got.back().outcome == reserve_outcome::writing);
+      std::vector<host_slot> slots, single_slots;
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        const auto one = single.reserve(a, layer, blocks[i]);
+        CHECK(one.outcome == got[i].outcome);
+        if (one.outcome != reserve_outcome::reserved) continue;
+        single_slots.push_back(one.slot);
+        slots.push_back(got[i].slot);
+      }
+      CHECK(single.counts() == batched.counts());
+      for (const host_slot slot : single_slots) single.commit(slot);
+      batched.commit(slots);
+      CHECK(single.counts() == batched.counts());
+    }
+    std::vector<pulseinfer::block_key> keys;
+    for (std::int32_t block = 0; block < count && single.contains(a, 0, block); ++block) {
+      keys.push_back({draw.below(40) << 58, draw.below(4)});
+    }
+    std::vector<pulseinfer::name_outcome> names(keys.size());
+    batched.name_blocks(b, 0, keys, names);
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      CHECK(single.name_block(a, static_cast<std::int32_t>(i), keys[i]) == names[i]);
+    }
+    if (round % 7 != 0) {
+      CHECK(single.close_sequence(a) == batched.close_sequence(b));
+    } else if (round % 3 == 0) {
+      CHECK(single.trim(a, 1) == batched.trim(b, 1));
+      CHECK(single.close_sequence(a) == batched.close_sequence(b));
+    } else if (round > 40) {
+      CHECK(single.close_sequence(a) == batched.close_sequence(b));
+    }
+    std::vector<pulseinfer::store_event> told(1000), told_batched(1000);
+    told.resize(single.drain_events(told));
+    told_batched.resize(batched.drain_events(told_batched));
+    CHECK(told == told_batched);
+    CHECK(single.counts() == batched.counts());
+  }
+}
+
+TEST_CASE("block store: a batch with something wrong in it changes nothing") {
+  checked_store store(8);
+  const sequence_id id = store.open();
+  store.put(id, {0, 0});
+  const store_counts before = store.counts();
+  pulseinfer::reservation got[3];
+  const std::int32_t bad[] = {1, 2, 64};
+  CHECK_THROWS_AS(store->reserve(id, 0, bad, got), std::out_of_range);
+  CHECK_THROWS_AS(store->reserve(id, layers, bad, got), std::out_of_range);
+  CHECK_THROWS_AS(store->reserve(id, 0, bad, std::span(got).first(2)), std::invalid_argument);
+  CHECK_THROWS_AS(store->reserve({id.index, id.generation + 1}, 0, bad, got),
+                  std::invalid_argument);
+  const pulseinfer::block_key keys[] = {{1, 1}, {2, 2}};
+  pulseinfer::name_outcome named[2];
+  CHECK_THROWS_AS(store->name_blocks(id, 63, keys, named), std::out_of_range);
+  CHECK_THROWS_AS(store->name_blocks(id, -1, keys, named), std::out_of_range);
+  CHECK_THROWS_AS(store->name_blocks(id, 0, keys, std::span(named).first(1)),
+                  std::invalid_argument);
+  CHECK_THROWS_AS(store->name_blocks({}, 0, keys, named), std::invalid_argument);
+  CHECK(store.counts() == before);
+  CHECK(store->ready_blocks(keys) == 0);
+  store->reserve(id, 0, {}, {});
+  store->commit(std::span<const host_slot>{});
+  store->name_blocks(id, 0, {}, {});
+  const host_slot slots[] = {store.reserve(id, {0, 1}), store.reserve(id, {0, 2}), host_slot{7}};
+  CHECK_THROWS_AS(store->commit(slots), std::logic_error);
+  CHECK(store.has(id, {0, 2}));
+}
+
 TEST_CASE("block store: leases move") {
   checked_store store(4);
   const sequence_id a = store.open();

@@ -123,7 +123,7 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   /// Memory beside the payload: table, books, names, tags. The policy's own is not in it.
   [[nodiscard]] std::int64_t metadata_bytes() const noexcept {
     return static_cast<std::int64_t>(sizeof *this + table_.size() * sizeof(std::int32_t) +
-                                     is_whole_.size() + sequences_.size() * sizeof(sequence_state) +
+                                     sequences_.size() * sizeof(sequence_state) +
                                      tags_.capacity() * sizeof(std::uint64_t) +
                                      free_sequences_.capacity() * sizeof(std::int32_t) +
                                      events_.capacity() * sizeof(store_event)) +
@@ -177,7 +177,7 @@ class block_store : private detail::store_memory<Backend>, private detail::store
     for (std::size_t now = std::size(groups); now == std::size(groups);) {
       const std::span<const block_key> next =
           prompt.subspan(found, std::min(std::size(groups), prompt.size() - found));
-      now = index_.longest_prefix(next, groups, [this](std::int32_t b) { return is_whole(b); });
+      now = index_.longest_prefix(next, groups);
       found += now;
     }
     return static_cast<std::int32_t>(found);
@@ -252,24 +252,30 @@ class block_store : private detail::store_memory<Backend>, private detail::store
     std::lock_guard lock(mutex_);
     check_sequence(id);
     check_unit(0, block);
-    const std::int32_t record = catalog_.block_of(id.index, block);
-    detail::expects<std::logic_error>(record >= 0, "block_store: block ", block,
-                                      " has no unit that could be named");
-    if constexpr (requires(const Policy& policy, const eviction_entry& e) { policy.check(e); }) {
-      std::as_const(policy_).check({.priority = stay.priority, .keep_until = stay.keep_until});
+    return name_under_lock(id.index, block, key, stay);
+  }
+  /// The same for blocks that follow each other, under one lock and with their misses of the cache
+  /// overlapped.
+  /// @param first     the block that keys[0] is for
+  /// @param outcomes  [keys.size()] at least; the rest is left alone
+  /// @throws as name_block, and std::invalid_argument if `outcomes` is shorter. Nothing has changed
+  ///         then, but by std::logic_error: then the blocks before that one have their names
+  void name_blocks(sequence_id id, std::int32_t first, std::span<const block_key> keys,
+                   std::span<name_outcome> outcomes, const retention& stay = {}) {
+    detail::expects(outcomes.size() >= keys.size(), "block_store: room for ", outcomes.size(),
+                    " outcomes, expected one for each of ", keys.size(), " keys");
+    std::lock_guard lock(mutex_);
+    check_sequence(id);
+    if (keys.empty()) return;
+    check_unit(0, first);
+    check_length(static_cast<std::int32_t>(
+        std::min<std::int64_t>(first + static_cast<std::int64_t>(keys.size()), INT32_MAX)));
+    constexpr std::size_t ahead = 16;
+    for (std::size_t i = 0; i < std::min(ahead, keys.size()); ++i) index_.prefetch(keys[i]);
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      if (keys.size() - i > ahead) index_.prefetch(keys[i + ahead]);
+      outcomes[i] = name_under_lock(id.index, first + static_cast<std::int32_t>(i), keys[i], stay);
     }
-    detail::stored_block& b = catalog_.at(record);
-    if (b.has_name) {
-      detail::expects<std::logic_error>(index_.key_of(record) == key, "block_store: block ", block,
-                                        " has another name already");
-    } else {
-      if (index_.insert(key, record) != record) return name_outcome::exists;
-      b.has_name = true;
-      if (is_whole(record)) tell(store_event::what::stored, record);
-    }
-    b.priority = stay.priority;
-    b.keep_until = stay.keep_until;
-    return name_outcome::named;
   }
 
   /// Takes a slot for a unit that is not stored yet, giving up others where that is needed and
@@ -285,31 +291,41 @@ class block_store : private detail::store_memory<Backend>, private detail::store
     std::lock_guard lock(mutex_);
     check_sequence(id);
     check_unit(layer, block);
-    switch (entry_of(id.index, layer, block).load(std::memory_order_relaxed)) {
-      case absent:
-        break;
-      case being_written:
-        return {reserve_outcome::writing, host_slot::none};
-      default:
-        return {reserve_outcome::exists, host_slot::none};
+    const reservation got = reserve_under_lock(id.index, layer, block);
+    if (got.outcome == reserve_outcome::reserved) touch(id.index);
+    return got;
+  }
+  /// The same for many blocks of a layer under one lock, in their order. The outcomes, and what is
+  /// given up, are those of one call for each; which slots they are may differ. What the books know
+  /// of what has to go is fetched into the cache together.
+  /// @param results  [blocks.size()] at least; the rest is left alone
+  /// @throws as reserve, and std::invalid_argument if `results` is shorter; nothing has changed
+  void reserve(sequence_id id, std::int32_t layer, std::span<const std::int32_t> blocks,
+               std::span<reservation> results) {
+    detail::expects(results.size() >= blocks.size(), "block_store: room for ", results.size(),
+                    " reservations, expected one for each of ", blocks.size(), " blocks");
+    std::lock_guard lock(mutex_);
+    check_sequence(id);
+    check_unit(layer, 0);
+    std::int64_t wanted = 0;
+    std::int32_t highest = -1;  // so that none counts twice: too few is what may be said
+    for (const std::int32_t block : blocks) {
+      check_unit(layer, block);
+      if (block <= highest) continue;
+      highest = block;
+      const bool is_new =
+          entry_of(id.index, layer, block).load(std::memory_order_relaxed) == absent;
+      wanted += is_new ? 1 : 0;
     }
-    std::int32_t record = catalog_.block_of(id.index, block);
-    // One eviction is enough for both, so that one that fails has given nothing up.
-    const bool needs_record = record < 0 && !catalog_.has_free_block();
-    if ((free_.size() == 0 || needs_record) && !evict_one(id.index, needs_record)) {
-      return {reserve_outcome::full, host_slot::none};
+    bool is_any = false;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      if (free_.size() == 0) evict_cached(std::min(wanted, most_evicted_ahead));
+      results[i] = reserve_under_lock(id.index, layer, blocks[i]);
+      const bool is_reserved = results[i].outcome == reserve_outcome::reserved;
+      wanted -= is_reserved ? 1 : 0;
+      is_any = is_any || is_reserved;
     }
-    if (record < 0) {
-      record = catalog_.make(block);
-      catalog_.hold(record, id.index);
-      at(id.index).length = std::max(at(id.index).length, block + 1);
-    }
-    const std::int32_t slot = free_.take(slot_before(id.index, layer, block));
-    catalog_.add_slot(slot, record, layer);
-    ++writing_;
-    publish(record, layer, being_written);
-    touch(id.index);
-    return {reserve_outcome::reserved, static_cast<host_slot>(slot)};
+    if (is_any) touch(id.index);
   }
 
   /// The bytes of a reserved slot, `unit_bytes()` of pinned memory: the caller's to write until
@@ -328,6 +344,17 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   /// @par Cost  O(sequences that share it) under the lock; before it, with a checksum, one read of
   ///            the unit
   void commit(host_slot slot) { end_write(slot, true, tagger_ ? tag_to_be(slot) : 0); }
+
+  /// The same for many slots, in their order, under one lock where there are no tags to compute.
+  /// @throws as commit; the slots before it are committed, it and those behind it stay as they are
+  void commit(std::span<const host_slot> slots) {
+    if (tagger_) {
+      for (const host_slot slot : slots) commit(slot);
+      return;
+    }
+    std::lock_guard lock(mutex_);
+    for (const host_slot slot : slots) end_write_under_lock(slot, true, 0);
+  }
 
   /// Gives a reserved slot back; the unit stays absent. @throws std::logic_error as commit
   void abort(host_slot slot) { end_write(slot, false, 0); }
@@ -421,6 +448,7 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   using books::end_hold_under_lock;
   using books::entry_of;
   using books::events_;
+  using books::evict_cached;
   using books::evict_one;
   using books::finish_closing;
   using books::forget_cached;
@@ -431,13 +459,14 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   using books::geometry_;
   using books::index_;
   using books::is_whole;
-  using books::is_whole_;
   using books::join;
   using books::let_go_from;
   using books::lost_events_;
+  using books::most_evicted_ahead;
   using books::open_under_lock;
   using books::options_;
   using books::orphans_;
+  using books::payload_bytes_;
   using books::policy_;
   using books::publish;
   using books::ready_;
@@ -461,6 +490,54 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   using memory::table_;
   using typename books::sequence_state;
   using slot_state = detail::slot_state;
+
+  name_outcome name_under_lock(std::int32_t sequence, std::int32_t block, const block_key& key,
+                               const retention& stay) {
+    const std::int32_t record = catalog_.block_of(sequence, block);
+    detail::expects<std::logic_error>(record >= 0, "block_store: block ", block,
+                                      " has no unit that could be named");
+    if constexpr (requires(const Policy& policy, const eviction_entry& e) { policy.check(e); }) {
+      std::as_const(policy_).check({.priority = stay.priority, .keep_until = stay.keep_until});
+    }
+    detail::stored_block& b = catalog_.at(record);
+    if (b.has_name) {
+      detail::expects<std::logic_error>(index_.key_of(record) == key, "block_store: block ", block,
+                                        " has another name already");
+    } else {
+      if (index_.insert(key, record, is_whole(record)) != record) return name_outcome::exists;
+      b.has_name = true;
+      if (is_whole(record)) tell(store_event::what::stored, record);
+    }
+    b.priority = stay.priority;
+    b.keep_until = stay.keep_until;
+    return name_outcome::named;
+  }
+  reservation reserve_under_lock(std::int32_t sequence, std::int32_t layer, std::int32_t block) {
+    switch (entry_of(sequence, layer, block).load(std::memory_order_relaxed)) {
+      case absent:
+        break;
+      case being_written:
+        return {reserve_outcome::writing, host_slot::none};
+      default:
+        return {reserve_outcome::exists, host_slot::none};
+    }
+    std::int32_t record = catalog_.block_of(sequence, block);
+    // One eviction is enough for both, so that one that fails has given nothing up.
+    const bool needs_record = record < 0 && !catalog_.has_free_block();
+    if ((free_.size() == 0 || needs_record) && !evict_one(sequence, needs_record)) {
+      return {reserve_outcome::full, host_slot::none};
+    }
+    if (record < 0) {
+      record = catalog_.make(block);
+      catalog_.hold(record, sequence);
+      at(sequence).length = std::max(at(sequence).length, block + 1);
+    }
+    const std::int32_t slot = free_.take(slot_before(sequence, layer, block));
+    catalog_.add_slot(slot, record, layer);
+    ++writing_;
+    publish(record, layer, being_written);
+    return {reserve_outcome::reserved, static_cast<host_slot>(slot)};
+  }
 
   /// The tag of a unit that is about to be committed. The bytes are the caller's still, so the lock
   /// is not held while they are read; a block with a slot that is written stays what it is.
@@ -492,6 +569,9 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   }
   void end_write(host_slot slot, bool keep, std::uint64_t tag_of_unit) {
     std::lock_guard lock(mutex_);
+    end_write_under_lock(slot, keep, tag_of_unit);
+  }
+  void end_write_under_lock(host_slot slot, bool keep, std::uint64_t tag_of_unit) {
     const std::int32_t index = checked_writing(slot);
     const std::int32_t block = catalog_.block_of_slot(index);
     const std::int32_t layer = catalog_.layer_of_slot(index);

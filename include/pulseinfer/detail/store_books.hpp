@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "pulseinfer/config.hpp"
@@ -46,7 +48,6 @@ class store_books {
         catalog_(free_.size(), options_.max_stored_blocks, options_.max_sequences,
                  options_.max_blocks),
         index_(options_.max_stored_blocks),
-        is_whole_(static_cast<std::size_t>(options_.max_stored_blocks)),
         policy_(options_.max_stored_blocks),
         sequences_(static_cast<std::size_t>(options_.max_sequences)) {
     std::fill_n(rows_, table_index(options_.max_sequences, 0, 0), absent);
@@ -140,7 +141,7 @@ class store_books {
                              std::memory_order_relaxed);
   }
   [[nodiscard]] bool is_whole(std::int32_t block) const noexcept {
-    return is_whole_[static_cast<std::size_t>(block)].load(std::memory_order_acquire);
+    return catalog_.at(block).is_whole;
   }
   void tell(store_event::what kind, std::int32_t block) noexcept {
     if (events_.size() == static_cast<std::size_t>(options_.max_events)) {
@@ -186,13 +187,10 @@ class store_books {
   }
   /// A block is whole when all its layers can be read; only then it is found by its name.
   void settle_whole(std::int32_t block, store_event::what otherwise) noexcept {
-    const stored_block& b = catalog_.at(block);
+    stored_block& b = catalog_.at(block);
     const bool now = b.ready == geometry_.layers;
-    if (is_whole_[static_cast<std::size_t>(block)].exchange(now, std::memory_order_acq_rel) ==
-            now ||
-        !b.has_name) {
-      return;
-    }
+    if (std::exchange(b.is_whole, now) == now || !b.has_name) return;
+    index_.set_ready(block, now);
     tell(now ? store_event::what::stored : otherwise, block);
   }
   /// Forgets a block that has no slots left, for all who hold it.
@@ -211,6 +209,25 @@ class store_books {
     forget_if_empty(block);
   }
 
+  static constexpr std::int64_t most_evicted_ahead = 16;
+  /// Gives up blocks that only their names keep until so many units are free, or none is left.
+  /// One after the other, each would wait for memory several times; so what their books lie in is
+  /// fetched for all of them first.
+  void evict_cached(std::int64_t units) {
+    std::int32_t victims[most_evicted_ahead];
+    std::size_t count = 0;
+    for (units -= free_.size(); units > 0 && count < std::size(victims); ++count) {
+      const std::int32_t block = policy_.victim([](std::int32_t) { return true; });
+      if (block < 0) break;
+      policy_.evict(block);
+      index_.prefetch(block);
+      victims[count] = block;
+      units -= catalog_.at(block).ready;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      forget_cached(victims[i], store_event::what::evicted);
+    }
+  }
   /// Makes room for a unit: a block that only its name keeps, or the end of a sequence. False if
   /// there is neither, and then nothing has changed.
   /// @param needs_record  the unit's block is new and all records are taken: what goes is a block
@@ -391,7 +408,7 @@ class store_books {
     free_slots(block, slot_state::ready);
     b.has_name = false;
     (void)index_.erase_if_named(block);
-    is_whole_[static_cast<std::size_t>(block)].store(false, std::memory_order_release);
+    b.is_whole = false;
     forget_if_empty(block);
   }
 
@@ -429,12 +446,12 @@ class store_books {
   std::int32_t* rows_;  ///< [sequences, layers, blocks] slots
   std::byte* payload_bytes_;
   tagger tagger_;
-  std::atomic<std::uint64_t> clock_{0};  ///< uses so far
-  slot_extents free_;
+  // What lookups read stands above, what every change writes below, in lines of their own.
+  alignas(64) std::atomic<std::uint64_t> clock_{0};  ///< uses so far
+  alignas(64) slot_extents free_;
   mutable store_catalog catalog_;
-  prefix_index index_;                       ///< name -> block
-  std::vector<std::atomic<bool>> is_whole_;  ///< a block: all its layers can be read
-  Policy policy_;                            ///< over blocks that nobody holds
+  prefix_index index_;  ///< name -> block, ready if it is whole
+  Policy policy_;       ///< over blocks that nobody holds
   std::vector<sequence_state> sequences_;
   std::vector<std::int32_t> free_sequences_;
   std::vector<std::uint64_t> tags_;  ///< [capacity] of ready units, or empty

@@ -29,6 +29,7 @@ struct stored_block {
   std::int64_t keep_until = 0;
   std::uint32_t seen = 0;  ///< mark of a count
   bool has_name = false;
+  bool is_whole = false;   ///< all its layers can be read
   bool is_cached = false;  ///< nobody holds it, and the policy has it
   bool is_orphan = false;  ///< all who held it are closed: what is being written is not wanted
 

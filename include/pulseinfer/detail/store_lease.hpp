@@ -3,11 +3,14 @@
 /// What a reader of a block store has in its hand: `block_store::lease` and `block_store::hold`.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <utility>
 
 #include "pulseinfer/config.hpp"
+#include "pulseinfer/error.hpp"
 #include "pulseinfer/store_types.hpp"
 #include "pulseinfer/store_view.hpp"
 
@@ -45,6 +48,41 @@ class store_lease {
   [[nodiscard]] const std::byte* find(std::int32_t block) const noexcept {
     const std::int32_t slot = slot_of(block);
     return slot < 0 ? nullptr : store_->address(slot);
+  }
+  /// The same of many blocks at once, which overlaps the misses of the cache: several times as fast
+  /// as one after the other where the table is cold.
+  /// @param blocks  in any order, any of them more than once
+  /// @param found   [blocks.size()] at least; the rest is left alone
+  /// @throws std::invalid_argument  if it is shorter; nothing is written
+  void find(std::span<const std::int32_t> blocks, std::span<const std::byte*> found) const {
+    expects(found.size() >= blocks.size(), "block_store: room for ", found.size(),
+            " addresses, expected one for each of ", blocks.size(), " blocks");
+    if (store_ == nullptr) {
+      std::fill_n(found.begin(), blocks.size(), nullptr);
+      return;
+    }
+    const auto in_row = static_cast<std::uint32_t>(store_->options_.max_blocks);
+    const std::int32_t* const row = table_;
+    const std::byte* const payload = store_->payload_bytes_;
+    const std::int64_t unit_bytes = store_->unit_bytes_;
+    constexpr std::size_t at_once = 64;  // more lines than can be on their way
+    constexpr std::size_t line = 64 / sizeof *row;
+    for (std::size_t first = 0; first < blocks.size(); first += at_once) {
+      const std::span<const std::int32_t> some =
+          blocks.subspan(first, std::min(at_once, blocks.size() - first));
+      if (in_row <= some.size() * line) {  // fewer lines than blocks: all of them, in order
+        for (std::size_t at = 0; at < in_row; at += line) __builtin_prefetch(row + at);
+      } else {
+        for (const std::int32_t block : some) {
+          if (static_cast<std::uint32_t>(block) < in_row) __builtin_prefetch(row + block);
+        }
+      }
+      for (std::size_t i = 0; i < some.size(); ++i) {
+        const bool is_in_row = static_cast<std::uint32_t>(some[i]) < in_row;
+        const std::int32_t slot = is_in_row ? detail::load_mapped(row + some[i]) : -1;
+        found[first + i] = slot < 0 ? nullptr : payload + slot * unit_bytes;
+      }
+    }
   }
   /// The same for kernels; also units that are committed later are found.
   [[nodiscard]] store_view device_view() const noexcept {
