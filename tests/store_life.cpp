@@ -6,7 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
+#include <fstream>
 #include <memory>
 #include <new>
 #include <string_view>
@@ -141,12 +141,10 @@ class counting_backend : public test::backend {
 
 /// Memory of the process that lies in RAM, in bytes; 0 where the system does not say.
 std::int64_t resident_bytes() {
-  std::FILE* const file = std::fopen("/proc/self/statm", "r");
-  if (file == nullptr) return 0;
-  long pages[2] = {};
-  const int read = std::fscanf(file, "%ld %ld", &pages[0], &pages[1]);
-  std::fclose(file);
-  return read == 2 ? std::int64_t{pages[1]} * 4096 : 0;
+  std::ifstream file("/proc/self/statm");
+  std::int64_t all = 0;
+  std::int64_t resident = 0;  // pages
+  return file >> all >> resident ? resident * 4096 : 0;
 }
 
 }  // namespace

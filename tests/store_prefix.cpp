@@ -22,7 +22,6 @@ namespace {
 
 using namespace store_test;
 using pulseinfer::block_key;
-using pulseinfer::eviction_scope;
 using pulseinfer::name_outcome;
 using pulseinfer::store_event;
 using pulseinfer::trim_outcome;
