@@ -255,12 +255,17 @@ TEST_CASE("store life: tables of a large store are a small part of it") {
 
 // Handles.
 
+template <class Slot>
+constexpr bool commits = requires(store_type& store, Slot slot) {
+  store.commit(slot);
+};
+
 TEST_CASE("fault 15: a block, a slot and a sequence are not taken for each other") {
   static_assert(std::is_enum_v<host_slot> && !std::is_convertible_v<host_slot, std::int32_t>);
   static_assert(!std::is_convertible_v<std::int32_t, host_slot>);
   static_assert(!std::is_convertible_v<std::int32_t, sequence_id>);
   static_assert(!std::is_constructible_v<sequence_id, host_slot>);
-  static_assert(!std::is_invocable_v<decltype(&store_type::commit), store_type&, std::int32_t>);
+  static_assert(!commits<std::int32_t> && commits<host_slot>);
   // A block that leaves and comes back lies elsewhere, and is found by its number all the same.
   shelf<store_type> s(test::make_backend(), 64);
   const sequence_id id = s.open();
