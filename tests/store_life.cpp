@@ -140,7 +140,7 @@ class counting_backend : public test::backend {
 };
 
 /// Memory of the process that lies in RAM, in bytes; 0 where the system does not say.
-std::int64_t resident_bytes() {
+[[maybe_unused]] std::int64_t resident_bytes() {
   std::ifstream file("/proc/self/statm");
   std::int64_t all = 0;
   std::int64_t resident = 0;  // pages

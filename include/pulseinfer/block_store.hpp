@@ -256,8 +256,11 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   }
   /// The same for blocks that follow each other, under one lock and with their misses of the cache
   /// overlapped.
+  /// @param id        of the sequence
   /// @param first     the block that keys[0] is for
+  /// @param keys      of blocks first, first + 1, ...
   /// @param outcomes  [keys.size()] at least; the rest is left alone
+  /// @param stay      of all of them
   /// @throws as name_block, and std::invalid_argument if `outcomes` is shorter. Nothing has changed
   ///         then, but by std::logic_error: then the blocks before that one have their names
   void name_blocks(sequence_id id, std::int32_t first, std::span<const block_key> keys,
@@ -298,6 +301,9 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   /// The same for many blocks of a layer under one lock, in their order. The outcomes, and what is
   /// given up, are those of one call for each; which slots they are may differ. What the books know
   /// of what has to go is fetched into the cache together.
+  /// @param id       of the sequence
+  /// @param layer    of all of them
+  /// @param blocks   in the order of the calls
   /// @param results  [blocks.size()] at least; the rest is left alone
   /// @throws as reserve, and std::invalid_argument if `results` is shorter; nothing has changed
   void reserve(sequence_id id, std::int32_t layer, std::span<const std::int32_t> blocks,

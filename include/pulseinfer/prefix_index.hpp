@@ -68,6 +68,8 @@ class prefix_index {
   }
 
   /// Gives a group a key, unless another group has it: the first one wins.
+  /// @param key       of the block
+  /// @param group     its place, which has no key yet
   /// @param is_ready  as `set_ready` tells it
   /// @return the group that has the key: `group`, or the one that had it before
   /// @throws std::out_of_range  on a group that is not 0 to capacity-1
@@ -129,7 +131,14 @@ class prefix_index {
   /// was written before this call.
   /// @throws as erase
   void set_ready(std::int32_t group, bool is_ready) {
-    const std::size_t place = occupied_place_of(group);
+    (void)occupied_place_of(group);
+    set_ready_if_named(group, is_ready);
+  }
+  /// The same where it is no error that the group has no key; then nothing is told.
+  /// @pre  group is 0 to capacity-1
+  void set_ready_if_named(std::int32_t group, bool is_ready) noexcept {
+    const std::size_t place = place_of_[static_cast<std::size_t>(group)];
+    if (place == nowhere) return;
     table_.get()[place / slots].groups[place % slots].store(word_of(group, is_ready),
                                                             std::memory_order_release);
   }

@@ -190,7 +190,7 @@ class store_books {
     stored_block& b = catalog_.at(block);
     const bool now = b.ready == geometry_.layers;
     if (std::exchange(b.is_whole, now) == now || !b.has_name) return;
-    index_.set_ready(block, now);
+    index_.set_ready_if_named(block, now);
     tell(now ? store_event::what::stored : otherwise, block);
   }
   /// Forgets a block that has no slots left, for all who hold it.
