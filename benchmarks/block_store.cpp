@@ -55,6 +55,7 @@
 #include "pulseinfer/detail/random.hpp"
 #include "pulseinfer/pulseinfer.hpp"
 #include "support/report.hpp"
+#include "support/statistics.hpp"
 
 namespace {
 
@@ -76,11 +77,6 @@ constexpr kv_geometry geometry_of(std::int32_t layer_count) {
 }
 static_assert(geometry_of(1).unit_bytes() == 16);
 
-double median_of(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 double ns_since(clock_type::time_point begin) {
   return std::chrono::duration<double, std::nano>(clock_type::now() - begin).count();
 }
@@ -197,13 +193,13 @@ void measure_lookups(benchmark::State& state, full_store& in, bool is_figure) {
       with_lease.push_back(lookup_pass(in, todo, way::with_lease));
     }
   }
-  state.counters["ns_per_unit"] = median_of(together);
-  state.counters["find_ns"] = median_of(one_by_one);
-  state.counters["with_lease_ns"] = median_of(with_lease);
+  state.counters["ns_per_unit"] = pulseinfer_bench::median(together);
+  state.counters["find_ns"] = pulseinfer_bench::median(one_by_one);
+  state.counters["with_lease_ns"] = pulseinfer_bench::median(with_lease);
   state.SetLabel("64 of " + std::to_string(in.blocks()) +
                  " blocks, 10^7 units at random places, no table cached; leases taken before; 1 "
                  "thread");
-  if (is_figure) pulseinfer_bench::report("lookup_ns_per_unit", median_of(together));
+  if (is_figure) pulseinfer_bench::report("lookup_ns_per_unit", pulseinfer_bench::median(together));
 }
 void lookup(benchmark::State& state) {
   full_store in(610, 512);
@@ -359,12 +355,13 @@ void evict(benchmark::State& state) {
       ratios.push_back(theirs.back() / ours.back());
     }
   }
-  state.counters["ratio"] = median_of(ratios);
-  state.counters["store_ns"] = median_of(ours);
-  state.counters["list_map_ns"] = median_of(theirs);
+  state.counters["ratio"] = pulseinfer_bench::median(ratios);
+  state.counters["store_ns"] = pulseinfer_bench::median(ours);
+  state.counters["list_map_ns"] = pulseinfer_bench::median(theirs);
   state.SetLabel("2^20 units in " + std::to_string(layer_count) +
                  " layers, prompts of 256 blocks, store's calls by layer; 1 thread");
-  if (layer_count == layers) pulseinfer_bench::report("store_evict_vs_list_map", median_of(ratios));
+  if (layer_count == layers)
+    pulseinfer_bench::report("store_evict_vs_list_map", pulseinfer_bench::median(ratios));
 }
 BENCHMARK(evict)->Arg(1)->Arg(32)->Iterations(1)->Unit(benchmark::kMillisecond);
 
@@ -419,10 +416,10 @@ void lookup_under_writes(benchmark::State& state) {
   const std::int64_t written_beside = written.load() - written_before;
   is_over.store(true);
   writer.join();
-  const double ratio = median_of(alone) / median_of(beside);
+  const double ratio = pulseinfer_bench::median(alone) / pulseinfer_bench::median(beside);
   state.counters["ratio"] = ratio;
-  state.counters["alone_ns"] = median_of(alone);
-  state.counters["beside_ns"] = median_of(beside);
+  state.counters["alone_ns"] = pulseinfer_bench::median(alone);
+  state.counters["beside_ns"] = pulseinfer_bench::median(beside);
   state.counters["Munits_per_s_written"] =
       static_cast<double>(written_beside) / seconds_of_writes * 1e-6;
   state.SetLabel("lease, 64 of 512 blocks, release; 1 reader, 1 writer");

@@ -39,6 +39,7 @@
 #include "pulseinfer/detail/random.hpp"
 #include "pulseinfer/pulseinfer.hpp"
 #include "support/report.hpp"
+#include "support/statistics.hpp"
 
 namespace {
 
@@ -238,24 +239,18 @@ void compete(ring& staging, std::size_t unit, int rounds, std::span<contestant> 
   }
 }
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 /// Time of the fastest of contestants[1...] over that of contestants[0], round by round.
 double against_best(std::span<const contestant> contestants, std::string& best_name) {
   const contestant* best = &contestants[1];
   for (const contestant& c : contestants.subspan(1)) {
-    if (median(c.seconds) < median(best->seconds)) best = &c;
+    if (pulseinfer_bench::median(c.seconds) < pulseinfer_bench::median(best->seconds)) best = &c;
   }
   best_name = best->name;
   std::vector<double> ratios;
   for (std::size_t i = 0; i < best->seconds.size(); ++i) {
     ratios.push_back(best->seconds[i] / contestants[0].seconds[i]);
   }
-  return median(ratios);
+  return pulseinfer_bench::median(ratios);
 }
 
 void against_contiguous(benchmark::State& state, const std::string& key, std::size_t unit) {
@@ -273,7 +268,7 @@ void against_contiguous(benchmark::State& state, const std::string& key, std::si
     ratio = against_best(contestants, best);
   }
   const auto gigabytes = [&](const contestant& c) {
-    return static_cast<double>(chunk) * 1e-9 / median(c.seconds);
+    return static_cast<double>(chunk) * 1e-9 / pulseinfer_bench::median(c.seconds);
   };
   state.counters["ratio"] = ratio;
   state.counters["gather_GBps"] = gigabytes(contestants[0]);

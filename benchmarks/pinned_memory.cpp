@@ -28,6 +28,7 @@
 #include "pulseinfer/backend/host.hpp"
 #include "pulseinfer/pinned_memory.hpp"
 #include "support/report.hpp"
+#include "support/statistics.hpp"
 
 namespace {
 
@@ -86,12 +87,6 @@ double pin_serially(std::size_t bytes, page_kind kind) {
   return seconds;
 }
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
 struct outcome {
   std::vector<double> ours, serial, ratios;
 };
@@ -135,12 +130,12 @@ void pin_time(benchmark::State& state) {
     (void)pin_serially(bytes, page_kind::transparent);
     huge = compete(machine, bytes, page_kind::transparent, 3);
   }
-  const double ratio = median(small.ratios);
+  const double ratio = pulseinfer_bench::median(small.ratios);
   state.counters["ratio"] = ratio;
-  state.counters["seconds"] = median(small.ours);
-  state.counters["serial_seconds"] = median(small.serial);
-  state.counters["ratio_of_huge_pages"] = median(huge.ratios);
-  state.counters["seconds_of_huge_pages"] = median(huge.ours);
+  state.counters["seconds"] = pulseinfer_bench::median(small.ours);
+  state.counters["serial_seconds"] = pulseinfer_bench::median(small.serial);
+  state.counters["ratio_of_huge_pages"] = pulseinfer_bench::median(huge.ratios);
+  state.counters["seconds_of_huge_pages"] = pulseinfer_bench::median(huge.ours);
   state.counters["GiB"] = static_cast<double>(bytes) / static_cast<double>(gib);
   state.SetLabel(std::to_string(bytes / gib) + " GiB on pages of 4 KiB, 2 workers and the caller" +
                  (bytes < 8 * gib ? "; LESS THAN 8 GiB: no more is free or may be locked" : ""));

@@ -39,6 +39,7 @@
 #include "pulseinfer/prefix_index.hpp"
 #include "support/report.hpp"
 #include "support/request_trace.hpp"
+#include "support/statistics.hpp"
 
 namespace {
 
@@ -51,11 +52,6 @@ using clock_type = std::chrono::steady_clock;
 constexpr std::int32_t tenants = 16;
 constexpr int passes = 15;
 
-double median_of(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 double ns_since(clock_type::time_point begin) {
   return std::chrono::duration<double, std::nano>(clock_type::now() - begin).count();
 }
@@ -158,10 +154,10 @@ void probe(benchmark::State& state) {
       if (found != list.keys.size()) throw std::logic_error("a block is not found");
     }
   }
-  const double figure = median_of(probe_ns);
+  const double figure = pulseinfer_bench::median(probe_ns);
   state.counters["ns_per_block"] = figure;
-  state.counters["find_ns"] = median_of(find_ns);
-  state.counters["seen"] = median_of(seen);
+  state.counters["find_ns"] = pulseinfer_bench::median(find_ns);
+  state.counters["seen"] = pulseinfer_bench::median(seen);
   state.counters["blocks"] = capacity;
   state.counters["bytes_per_block"] = static_cast<double>(index.bytes()) / capacity;
   pulseinfer_bench::report("prefix_probe_ns_per_block", figure);
@@ -185,9 +181,9 @@ void hash(benchmark::State& state) {
       ns.push_back(ns_since(begin) / blocks);
     }
   }
-  state.counters["ns_per_block"] = median_of(ns);
-  state.counters["ns_per_token"] = median_of(ns) / block_tokens;
-  pulseinfer_bench::report("prefix_hash_ns_per_block", median_of(ns));
+  state.counters["ns_per_block"] = pulseinfer_bench::median(ns);
+  state.counters["ns_per_token"] = pulseinfer_bench::median(ns) / block_tokens;
+  pulseinfer_bench::report("prefix_hash_ns_per_block", pulseinfer_bench::median(ns));
 }
 BENCHMARK(hash)->Iterations(1)->Unit(benchmark::kMillisecond);
 

@@ -27,6 +27,7 @@
 #include "../tests/support/allocations.hpp"
 #include "pulseinfer/pulseinfer.hpp"
 #include "support/report.hpp"
+#include "support/statistics.hpp"
 
 namespace {
 
@@ -45,12 +46,6 @@ double seconds_of(Work work) {
   const auto begin = std::chrono::steady_clock::now();
   work();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 /// Store, pool and engine over the paced link; made once for all benchmarks.
@@ -122,9 +117,9 @@ void staged_against_link(benchmark::State& state, const std::string& key, std::i
       ratios.push_back(m.link_seconds(drawn.size()) / seconds_of([&] { m.recall(drawn); }));
     }
   }
-  state.counters["ratio"] = median(ratios);
+  state.counters["ratio"] = pulseinfer_bench::median(ratios);
   state.counters["link_GB/s"] = m.link.bytes_per_second / 1e9;
-  pulseinfer_bench::report(key, median(ratios));
+  pulseinfer_bench::report(key, pulseinfer_bench::median(ratios));
 }
 BENCHMARK_CAPTURE(staged_against_link, 64m, "staged_vs_link_64m", 1024, 15)->Iterations(1);
 BENCHMARK_CAPTURE(staged_against_link, 4m, "staged_vs_link_4m", 64, 101)->Iterations(1);
@@ -179,8 +174,8 @@ void staged_against_serial_phases(benchmark::State& state) {
       ratios.push_back(slow / seconds_of([&] { m.recall(drawn); }));
     }
   }
-  state.counters["ratio"] = median(ratios);
-  pulseinfer_bench::report("staged_vs_serial_phases_64m", median(ratios));
+  state.counters["ratio"] = pulseinfer_bench::median(ratios);
+  pulseinfer_bench::report("staged_vs_serial_phases_64m", pulseinfer_bench::median(ratios));
 }
 BENCHMARK(staged_against_serial_phases)->Iterations(1);
 
@@ -201,8 +196,8 @@ void store_against_link(benchmark::State& state) {
       ratios.push_back(m.link_seconds(units.size()) / taken);
     }
   }
-  state.counters["ratio"] = median(ratios);
-  pulseinfer_bench::report("store_vs_link_64m", median(ratios));
+  state.counters["ratio"] = pulseinfer_bench::median(ratios);
+  pulseinfer_bench::report("store_vs_link_64m", pulseinfer_bench::median(ratios));
 }
 BENCHMARK(store_against_link)->Iterations(1);
 
@@ -226,9 +221,9 @@ void submit(benchmark::State& state) {
       times.push_back(taken * 1e9 / static_cast<double>(drawn.size()));
     }
   }
-  state.counters["ns_per_unit"] = median(times);
+  state.counters["ns_per_unit"] = pulseinfer_bench::median(times);
   state.counters["allocations"] = static_cast<double>(allocations);
-  pulseinfer_bench::report("submit_ns_per_unit", median(times));
+  pulseinfer_bench::report("submit_ns_per_unit", pulseinfer_bench::median(times));
   pulseinfer_bench::report("recall_allocations", static_cast<double>(allocations));
 }
 BENCHMARK(submit)->Iterations(1);

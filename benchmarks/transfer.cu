@@ -22,6 +22,7 @@
 #include "pulseinfer/backend/cuda_core.cuh"
 #include "pulseinfer/pulseinfer.hpp"
 #include "support/report.hpp"
+#include "support/statistics.hpp"
 
 namespace {
 
@@ -49,12 +50,6 @@ bool fits(const cuda_backend& backend, std::int64_t bytes) {
   const auto device = static_cast<std::int64_t>(backend.limits().device_bytes_free);
   constexpr std::int64_t staging = std::int64_t{1} << 29;  // of all engines, and more
   return bytes + bulk_bytes(bytes) + staging <= pinned / 2 && bytes + staging <= device / 2;
-}
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 constexpr transfer_way ways[] = {transfer_way::staged,    transfer_way::direct,
@@ -148,7 +143,7 @@ void transfer(benchmark::State& state) {
   for (auto _ : state) {
     if (!runs) continue;
     s = measure(backend, g, units, times_mean_something ? 9 : 1);
-    if (times_mean_something) state.SetIterationTime(median(s.by_way[0]));
+    if (times_mean_something) state.SetIterationTime(pulseinfer_bench::median(s.by_way[0]));
   }
   if (!runs || !times_mean_something) {
     state.SetLabel(runs                   ? "ran; times mean nothing on this runtime"
@@ -161,12 +156,12 @@ void transfer(benchmark::State& state) {
     state.counters[name] = value;
     pulseinfer_bench::report("gpu_" + name + size, value);
   };
-  const double bulk = static_cast<double>(bulk_bytes(bytes)) / median(s.bulk);
+  const double bulk = static_cast<double>(bulk_bytes(bytes)) / pulseinfer_bench::median(s.bulk);
   note("bulk_bytes_per_second", bulk);
   std::array<double, std::size(ways)> speed{};
   double best = 0;
   for (std::size_t i = 0; i < std::size(ways); ++i) {
-    speed[i] = static_cast<double>(bytes) / median(s.by_way[i]);
+    speed[i] = static_cast<double>(bytes) / pulseinfer_bench::median(s.by_way[i]);
     note(std::string(name_of(ways[i])) + "_bytes_per_second", speed[i]);
     if (ways[i] != transfer_way::automatic) best = std::max(best, speed[i]);
   }

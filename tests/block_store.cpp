@@ -22,6 +22,7 @@
 #include "pulseinfer/detail/random.hpp"
 #include "support/rounds.hpp"
 #include "support/store_model.hpp"
+#include "support/store_shelf.hpp"
 
 namespace {
 
@@ -48,14 +49,7 @@ class checked_store {
 
   store_type* operator->() { return &store_; }
 
-  [[nodiscard]] store_counts counts() const {
-    const store_counts c = store_.counts();
-    for (const std::int64_t part : {c.free, c.writing, c.evictable, c.pinned, c.quarantined}) {
-      CHECK(part >= 0);
-    }
-    CHECK(c.free + c.writing + c.evictable + c.pinned + c.quarantined == c.capacity);
-    return c;
-  }
+  [[nodiscard]] store_counts counts() const { return balanced(store_.counts()); }
   /// free, writing, evictable, pinned, quarantined
   void expect(std::int64_t free, std::int64_t writing, std::int64_t evictable, std::int64_t pinned,
               std::int64_t quarantined) const {

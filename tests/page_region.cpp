@@ -18,6 +18,7 @@
 
 #include "pulseinfer/numa.hpp"
 #include "support/injected_system.hpp"
+#include "support/texts.hpp"
 
 namespace {
 
@@ -25,7 +26,9 @@ using pulseinfer::out_of_memory;
 using pulseinfer::page_kind;
 using pulseinfer::page_region;
 using region = page_region<test::injected_system>;
+using test::has;
 using test::injected_system;
+using test::what_of;
 
 static_assert(std::is_nothrow_move_constructible_v<page_region<>> &&
               std::is_nothrow_move_assignable_v<page_region<>>);
@@ -36,18 +39,6 @@ const std::size_t page = pulseinfer::detail::page_system{}.page_bytes();
 
 bool is_zero(const std::byte* p, std::size_t bytes) {
   return std::all_of(p, p + bytes, [](std::byte b) { return b == std::byte{0}; });
-}
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-template <class Error, class F>
-std::string what_of(F f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 }  // namespace

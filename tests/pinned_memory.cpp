@@ -36,6 +36,7 @@
 #include "support/hold.hpp"
 #include "support/host_function.hpp"
 #include "support/injected_system.hpp"
+#include "support/texts.hpp"
 
 #if defined(__CUDACC__) && __has_include("ptxsim_stats.h")
 #include "ptxsim_stats.h"
@@ -53,7 +54,9 @@ using pulseinfer::pinned_region;
 using pulseinfer::pinned_report;
 using pulseinfer::pinned_source;
 using pulseinfer::stream_priority;
+using test::has;
 using test::injected_system;
+using test::what_of;
 using machine = test::noting_backend<test::backend>;
 using region = pinned_region<machine, injected_system>;
 
@@ -99,19 +102,6 @@ pinned_options or_unpinned(pinned_options options) {
   warnings = 0;
   last_warning.clear();
   return options;
-}
-
-bool has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-template <class Error, class F>
-std::string what_of(F f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
 }
 
 struct add_to_each {

@@ -20,8 +20,9 @@
 #include "pulseinfer/buffer.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/config.hpp"
-#include "pulseinfer/detail/store_books.hpp"
+#include "pulseinfer/detail/store_blocks.hpp"
 #include "pulseinfer/detail/store_lease.hpp"
+#include "pulseinfer/detail/store_sequences.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/eviction.hpp"
 #include "pulseinfer/geometry.hpp"
@@ -36,27 +37,23 @@ namespace detail {
 
 /// The memory of a block store that kernels reach.
 template <backend Backend>
-class store_memory {
- protected:
+struct store_memory {
+  /// @param backend   whose memory it is
+  /// @param geometry  of the units
+  /// @param options   checked
   store_memory(Backend backend, const kv_geometry& geometry, const block_store_options& options)
-      : checked_options_(checked_options(checked(geometry), options)),
-        payload_(backend, units_of(geometry) * static_cast<std::size_t>(geometry.unit_bytes())),
-        table_(backend, static_cast<std::size_t>(options.max_sequences) *
-                            static_cast<std::size_t>(geometry.layers) *
-                            static_cast<std::size_t>(options.max_blocks)),
-        device_payload_(payload_.device_data()),
-        device_table_(table_.device_data()) {}
+      : payload(backend, static_cast<std::size_t>(options.capacity_bytes / geometry.unit_bytes() *
+                                                  geometry.unit_bytes())),
+        table(backend, static_cast<std::size_t>(options.max_sequences) *
+                           static_cast<std::size_t>(geometry.layers) *
+                           static_cast<std::size_t>(options.max_blocks)),
+        device_payload(payload.device_data()),
+        device_table(table.device_data()) {}
 
-  block_store_options checked_options_;
-  pinned_buffer<std::byte, Backend> payload_;
-  pinned_buffer<std::int32_t, Backend> table_;  ///< [sequences, layers, blocks] slots
-  const std::byte* device_payload_;             ///< the same, as kernels see them
-  const std::int32_t* device_table_;
-
- private:
-  [[nodiscard]] std::size_t units_of(const kv_geometry& geometry) const noexcept {
-    return static_cast<std::size_t>(checked_options_.capacity_bytes / geometry.unit_bytes());
-  }
+  pinned_buffer<std::byte, Backend> payload;
+  pinned_buffer<std::int32_t, Backend> table;  ///< [sequences, layers, blocks] slots
+  const std::byte* device_payload;             ///< the same, as kernels see them
+  const std::int32_t* device_table;
 };
 
 }  // namespace detail
@@ -87,10 +84,7 @@ class store_memory {
 ///                 `ready_blocks` take none
 /// @par Life       outlives its leases and holds
 template <backend Backend, eviction_policy Policy = lru>
-class block_store : private detail::store_memory<Backend>, private detail::store_books<Policy> {
-  using memory = detail::store_memory<Backend>;
-  using books = detail::store_books<Policy>;
-
+class block_store {
  public:
   using lease = detail::store_lease<block_store>;
   using hold = detail::store_hold<block_store>;
@@ -107,67 +101,46 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   ///                                range, or a checksum without a hash
   /// @throws out_of_memory          when payload or table cannot be had
   block_store(Backend backend, const kv_geometry& geometry, const block_store_options& options)
-      : memory(backend, geometry, options),
-        books(geometry, checked_options_, table_.data(), payload_.data()) {}
+      : block_store(detail::checked_options(checked(geometry), options), backend, geometry) {}
   block_store(const block_store&) = delete;
   block_store& operator=(const block_store&) = delete;
 
-  [[nodiscard]] const kv_geometry& geometry() const noexcept { return geometry_; }
-  [[nodiscard]] std::int64_t unit_bytes() const noexcept { return unit_bytes_; }
-  [[nodiscard]] std::int32_t max_blocks() const noexcept { return options_.max_blocks; }
-  [[nodiscard]] std::int64_t capacity_units() const noexcept {
-    return options_.capacity_bytes / unit_bytes_;
-  }
+  [[nodiscard]] const kv_geometry& geometry() const noexcept { return blocks().geometry(); }
+  [[nodiscard]] std::int64_t unit_bytes() const noexcept { return blocks().unit_bytes(); }
+  [[nodiscard]] std::int32_t max_blocks() const noexcept { return blocks().options().max_blocks; }
+  [[nodiscard]] std::int64_t capacity_units() const noexcept { return blocks().catalog().slots(); }
   /// Where the units' bytes begin: pinned memory, [capacity_units, unit_bytes].
-  [[nodiscard]] const std::byte* payload() const noexcept { return payload_.data(); }
+  [[nodiscard]] const std::byte* payload() const noexcept { return blocks().payload(); }
   /// Memory beside the payload: table, books, names, tags. The policy's own is not in it.
   [[nodiscard]] std::int64_t metadata_bytes() const noexcept {
-    return static_cast<std::int64_t>(sizeof *this + table_.size() * sizeof(std::int32_t) +
-                                     sequences_.size() * sizeof(sequence_state) +
-                                     tags_.capacity() * sizeof(std::uint64_t) +
-                                     free_sequences_.capacity() * sizeof(std::int32_t) +
-                                     events_.capacity() * sizeof(store_event)) +
-           free_.bytes() + catalog_.bytes() + index_.bytes();
+    return static_cast<std::int64_t>(sizeof *this + memory_.table.size() * sizeof(std::int32_t)) +
+           sequences_.bytes();
   }
   /// A snapshot in which the counts balance. @par Cost  O(blocks of the sequences with leases)
   [[nodiscard]] store_counts counts() const {
     std::lock_guard lock(mutex_);
-    return counts_under_lock();
+    return sequences_.counts();
   }
 
   /// Begins an empty sequence; empty when `max_sequences` are open or still read.
   [[nodiscard]] std::optional<sequence_id> open_sequence() {
     std::lock_guard lock(mutex_);
-    return open_under_lock();
+    return sequences_.open();
   }
   /// Begins a sequence with the longest beginning of a prompt that is there: whole blocks with
   /// these names, which it shares with whoever has them too.
   ///
-  /// @param prompt    keys of the prompt's blocks from the first on, as of a `block_namer`
+  /// @param prompt    keys of the prompt's blocks from the first on, see `block_keys`
   /// @param deadline  of the hold, in the time that `expire` is told
   /// @return empty when there is no sequence to be had
   /// @par Cost  O(layers) a block that is there
   [[nodiscard]] std::optional<opened_prefix> open_sequence(std::span<const block_key> prompt,
                                                            std::int64_t deadline = no_deadline) {
     std::lock_guard lock(mutex_);
-    const std::optional<sequence_id> id = open_under_lock();
+    const std::optional<sequence_id> id = sequences_.open();
     if (!id) return std::nullopt;
-    const std::size_t most = std::min(prompt.size(), static_cast<std::size_t>(options_.max_blocks));
-    std::int32_t blocks = 0;
-    for (; static_cast<std::size_t>(blocks) < most; ++blocks) {
-      const std::int32_t block = index_.find(prompt[static_cast<std::size_t>(blocks)]);
-      if (block < 0 || !is_whole(block) || catalog_.at(block).position != blocks) break;
-      if (catalog_.at(block).is_cached) {
-        policy_.evict(block);  // it is used, and may be remembered
-        catalog_.at(block).is_cached = false;
-      }
-      join(block, id->index);
-    }
-    sequence_state& s = at(id->index);
-    (void)s.gate.acquire(id->generation);
-    s.is_held = true;
-    s.deadline = deadline;
-    return std::optional<opened_prefix>(opened_prefix{*id, blocks, hold(this, *id)});
+    const std::int32_t found = sequences_.adopt(*id, prompt, deadline);
+    return std::optional<opened_prefix>(opened_prefix{*id, found, hold(this, *id)});
   }
   /// How many blocks of a prompt are there as a whole, from the first on. A snapshot, for those who
   /// decide where to send a request. @par Cost  no lock; a miss of the cache for several blocks
@@ -177,7 +150,7 @@ class block_store : private detail::store_memory<Backend>, private detail::store
     for (std::size_t now = std::size(groups); now == std::size(groups);) {
       const std::span<const block_key> next =
           prompt.subspan(found, std::min(std::size(groups), prompt.size() - found));
-      now = index_.longest_prefix(next, groups);
+      now = blocks().index().longest_prefix(next, groups);
       found += now;
     }
     return static_cast<std::int32_t>(found);
@@ -191,16 +164,10 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   /// @par Cost  O(layers x blocks)
   [[nodiscard]] std::optional<sequence_id> fork(sequence_id parent, std::int32_t blocks) {
     std::lock_guard lock(mutex_);
-    check_sequence(parent);
-    check_length(blocks);
-    const std::optional<sequence_id> id = open_under_lock();
-    if (!id) return std::nullopt;
-    for (std::int32_t position = 0; position < std::min(blocks, at(parent.index).length);
-         ++position) {
-      const std::int32_t block = catalog_.block_of(parent.index, position);
-      if (block >= 0) join(block, id->index);
-    }
-    touch(parent.index);
+    sequences_.check(parent);
+    this->blocks().check_length(blocks);
+    const std::optional<sequence_id> id = sequences_.open();
+    if (id) sequences_.share(parent, *id, blocks);
     return id;
   }
 
@@ -210,12 +177,9 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   /// @par Cost  O(units that it forgets)
   trim_outcome trim(sequence_id id, std::int32_t blocks) {
     std::lock_guard lock(mutex_);
-    check_sequence(id);
-    check_length(blocks);
-    if (!at(id.index).gate.try_lock()) return trim_outcome::leased;
-    let_go_from(id.index, blocks);
-    at(id.index).gate.unlock();
-    return trim_outcome::trimmed;
+    sequences_.check(id);
+    this->blocks().check_length(blocks);
+    return sequences_.trim(id.index, blocks);
   }
 
   /// Ends a sequence. Its handle is stale from here on, whatever is returned. Leases on it go on
@@ -225,19 +189,8 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   /// @par Cost  O(units of the sequence)
   close_outcome close_sequence(sequence_id id) {
     std::lock_guard lock(mutex_);
-    check_sequence(id);
-    sequence_state& s = at(id.index);
-    s.gate.close();
-    bool is_written = false;
-    for (std::int32_t position = 0; position < s.length; ++position) {
-      const std::int32_t block = catalog_.block_of(id.index, position);
-      is_written = (block >= 0 && abandon_if_closed(block)) || is_written;
-    }
-    if (std::exchange(s.is_held, false)) (void)s.gate.release();
-    s.is_closing = true;
-    const bool is_read = s.gate.leases() > 0;
-    if (!is_read) finish_closing(id.index);
-    return is_read || is_written ? close_outcome::deferred : close_outcome::closed;
+    sequences_.check(id);
+    return sequences_.close(id.index);
   }
 
   /// Gives a block a name under which others find it. The engine names a block once it has all its
@@ -250,8 +203,8 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   name_outcome name_block(sequence_id id, std::int32_t block, const block_key& key,
                           const retention& stay = {}) {
     std::lock_guard lock(mutex_);
-    check_sequence(id);
-    check_unit(0, block);
+    sequences_.check(id);
+    blocks().check_unit(0, block);
     return name_under_lock(id.index, block, key, stay);
   }
   /// The same for blocks that follow each other, under one lock and with their misses of the cache
@@ -268,15 +221,15 @@ class block_store : private detail::store_memory<Backend>, private detail::store
     detail::expects(outcomes.size() >= keys.size(), "block_store: room for ", outcomes.size(),
                     " outcomes, expected one for each of ", keys.size(), " keys");
     std::lock_guard lock(mutex_);
-    check_sequence(id);
+    sequences_.check(id);
     if (keys.empty()) return;
-    check_unit(0, first);
-    check_length(static_cast<std::int32_t>(
-        std::min<std::int64_t>(first + static_cast<std::int64_t>(keys.size()), INT32_MAX)));
+    blocks().check_unit(0, first);
+    blocks().check_length(first + static_cast<std::int64_t>(keys.size()));
+    const prefix_index& index = blocks().index();
     constexpr std::size_t ahead = 16;
-    for (std::size_t i = 0; i < std::min(ahead, keys.size()); ++i) index_.prefetch(keys[i]);
+    for (std::size_t i = 0; i < std::min(ahead, keys.size()); ++i) index.prefetch(keys[i]);
     for (std::size_t i = 0; i < keys.size(); ++i) {
-      if (keys.size() - i > ahead) index_.prefetch(keys[i + ahead]);
+      if (keys.size() - i > ahead) index.prefetch(keys[i + ahead]);
       outcomes[i] = name_under_lock(id.index, first + static_cast<std::int32_t>(i), keys[i], stay);
     }
   }
@@ -292,10 +245,10 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   ///            evicts
   reservation reserve(sequence_id id, std::int32_t layer, std::int32_t block) {
     std::lock_guard lock(mutex_);
-    check_sequence(id);
-    check_unit(layer, block);
-    const reservation got = reserve_under_lock(id.index, layer, block);
-    if (got.outcome == reserve_outcome::reserved) touch(id.index);
+    sequences_.check(id);
+    blocks().check_unit(layer, block);
+    const reservation got = sequences_.reserve(id.index, layer, block);
+    if (got.outcome == reserve_outcome::reserved) sequences_.touch(id.index);
     return got;
   }
   /// The same for many blocks of a layer under one lock, in their order. The outcomes, and what is
@@ -311,27 +264,29 @@ class block_store : private detail::store_memory<Backend>, private detail::store
     detail::expects(results.size() >= blocks.size(), "block_store: room for ", results.size(),
                     " reservations, expected one for each of ", blocks.size(), " blocks");
     std::lock_guard lock(mutex_);
-    check_sequence(id);
-    check_unit(layer, 0);
+    sequences_.check(id);
+    this->blocks().check_unit(layer, 0);
     std::int64_t wanted = 0;
     std::int32_t highest = -1;  // so that none counts twice: too few is what may be said
     for (const std::int32_t block : blocks) {
-      check_unit(layer, block);
+      this->blocks().check_unit(layer, block);
       if (block <= highest) continue;
       highest = block;
-      const bool is_new =
-          entry_of(id.index, layer, block).load(std::memory_order_relaxed) == absent;
+      const bool is_new = this->blocks().entry(id.index, layer, block) == detail::absent_unit;
       wanted += is_new ? 1 : 0;
     }
     bool is_any = false;
     for (std::size_t i = 0; i < blocks.size(); ++i) {
-      if (free_.size() == 0) evict_cached(std::min(wanted, most_evicted_ahead));
-      results[i] = reserve_under_lock(id.index, layer, blocks[i]);
+      if (this->blocks().free_units() == 0) {
+        this->blocks().evict_cached(
+            std::min(wanted, detail::store_blocks<Policy>::most_evicted_ahead));
+      }
+      results[i] = sequences_.reserve(id.index, layer, blocks[i]);
       const bool is_reserved = results[i].outcome == reserve_outcome::reserved;
       wanted -= is_reserved ? 1 : 0;
       is_any = is_any || is_reserved;
     }
-    if (is_any) touch(id.index);
+    if (is_any) sequences_.touch(id.index);
   }
 
   /// The bytes of a reserved slot, `unit_bytes()` of pinned memory: the caller's to write until
@@ -339,7 +294,7 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   /// @throws std::logic_error  if the slot is not being written
   [[nodiscard]] std::byte* writable(host_slot slot) {
     std::lock_guard lock(mutex_);
-    return address(checked_writing(slot));
+    return blocks().address(blocks().checked_writing(slot));
   }
 
   /// Makes a written unit readable, for all sequences that share its block. If none holds it any
@@ -349,17 +304,19 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   ///                           abort
   /// @par Cost  O(sequences that share it) under the lock; before it, with a checksum, one read of
   ///            the unit
-  void commit(host_slot slot) { end_write(slot, true, tagger_ ? tag_to_be(slot) : 0); }
+  void commit(host_slot slot) { end_write(slot, true, blocks().has_tags() ? tag_to_be(slot) : 0); }
 
   /// The same for many slots, in their order, under one lock where there are no tags to compute.
   /// @throws as commit; the slots before it are committed, it and those behind it stay as they are
   void commit(std::span<const host_slot> slots) {
-    if (tagger_) {
+    if (blocks().has_tags()) {
       for (const host_slot slot : slots) commit(slot);
       return;
     }
     std::lock_guard lock(mutex_);
-    for (const host_slot slot : slots) end_write_under_lock(slot, true, 0);
+    for (const host_slot slot : slots) {
+      blocks().end_write(blocks().checked_writing(slot), true, 0);
+    }
   }
 
   /// Gives a reserved slot back; the unit stays absent. @throws std::logic_error as commit
@@ -371,180 +328,71 @@ class block_store : private detail::store_memory<Backend>, private detail::store
   /// @throws std::out_of_range      on a layer out of range
   /// @par Cost  no lock, O(1); to be taken once a transfer, not once a unit
   [[nodiscard]] lease acquire(sequence_id id, std::int32_t layer) {
-    check_unit(layer, 0);
-    if (id.index < 0 || id.index >= options_.max_sequences ||
-        !at(id.index).gate.acquire(id.generation)) {
-      refuse_stale(id);
-    }
-    return lease(this, id, layer, table_.data() + table_index(id.index, layer, 0));
+    blocks().check_unit(layer, 0);
+    sequences_.acquire(id);
+    return lease(this, id, layer, memory_.table.data() + blocks().table_index(id.index, layer, 0));
   }
 
   /// Lets the holds go whose deadline is `now` or before. @return how many
   /// @par Cost  O(max_sequences)
   std::int32_t expire(std::int64_t now) {
     std::lock_guard lock(mutex_);
-    std::int32_t ended = 0;
-    for (std::int32_t i = 0; i < options_.max_sequences; ++i) {
-      if (!at(i).is_held || at(i).deadline > now) continue;
-      end_hold_under_lock(i);
-      ++ended;
-    }
-    return ended;
+    return sequences_.expire(now);
   }
   /// Forgets all blocks that only their names keep, also those that the policy never gives up.
   /// @return how many
   /// @par Cost  O(max_stored_blocks)
   std::int32_t clear() {
     std::lock_guard lock(mutex_);
-    std::int32_t cleared = 0;
-    for (std::int32_t block = 0; block < options_.max_stored_blocks; ++block) {
-      if (!catalog_.at(block).is_cached) continue;
-      policy_.erase(block);
-      forget_cached(block, store_event::what::cleared);
-      ++cleared;
-    }
-    return cleared;
+    return blocks().clear();
   }
   /// Hands out what has become of blocks with names, oldest first, and forgets it.
   /// @return how many were written to `to`
   std::size_t drain_events(std::span<store_event> to) {
     std::lock_guard lock(mutex_);
-    const std::size_t n = std::min(to.size(), events_.size());
-    const auto end = events_.begin() + static_cast<std::ptrdiff_t>(n);
-    std::copy(events_.begin(), end, to.begin());
-    events_.erase(events_.begin(), end);
-    return n;
+    return blocks().drain_events(to);
   }
   /// Events that found `max_events` waiting, since the store was made.
   [[nodiscard]] std::int64_t lost_events() const {
     std::lock_guard lock(mutex_);
-    return lost_events_;
+    return blocks().lost_events();
   }
   /// Calls `use(policy)` under the lock: for what a policy wants to be told, such as the time.
   template <class Use>
   void with_policy(Use use) {
     std::lock_guard lock(mutex_);
-    use(policy_);
+    use(blocks().policy());
   }
 
   /// True if the unit is committed. A snapshot: only a lease makes it last.
   /// @throws std::invalid_argument, std::out_of_range  as reserve
   [[nodiscard]] bool contains(sequence_id id, std::int32_t layer, std::int32_t block) const {
     std::lock_guard lock(mutex_);
-    check_sequence(id);
-    check_unit(layer, block);
-    return entry_of(id.index, layer, block).load(std::memory_order_relaxed) >= 0;
+    sequences_.check(id);
+    blocks().check_unit(layer, block);
+    return blocks().entry(id.index, layer, block) >= 0;
   }
 
  private:
   friend lease;
   friend hold;
-  using books::abandon_if_closed;
-  using books::absent;
-  using books::address;
-  using books::at;
-  using books::being_written;
-  using books::catalog_;
-  using books::check_length;
-  using books::check_sequence;
-  using books::check_unit;
-  using books::checked_writing;
-  using books::corrupt_;
-  using books::counts_under_lock;
-  using books::end_hold_under_lock;
-  using books::entry_of;
-  using books::events_;
-  using books::evict_cached;
-  using books::evict_one;
-  using books::finish_closing;
-  using books::forget_cached;
-  using books::forget_if_empty;
-  using books::free_;
-  using books::free_sequences_;
-  using books::free_slot;
-  using books::geometry_;
-  using books::index_;
-  using books::is_whole;
-  using books::join;
-  using books::let_go_from;
-  using books::lost_events_;
-  using books::most_evicted_ahead;
-  using books::open_under_lock;
-  using books::options_;
-  using books::orphans_;
-  using books::payload_bytes_;
-  using books::policy_;
-  using books::publish;
-  using books::ready_;
-  using books::refuse_stale;
-  using books::sequences_;
-  using books::settle;
-  using books::settle_whole;
-  using books::slot_before;
-  using books::table_index;
-  using books::tag;
-  using books::tagger_;
-  using books::tags_;
-  using books::tell;
-  using books::touch;
-  using books::unit_bytes_;
-  using books::writing_;
-  using memory::checked_options_;
-  using memory::device_payload_;
-  using memory::device_table_;
-  using memory::payload_;
-  using memory::table_;
-  using typename books::sequence_state;
-  using slot_state = detail::slot_state;
 
-  name_outcome name_under_lock(std::int32_t sequence, std::int32_t block, const block_key& key,
+  /// The options come first: nothing is allocated by those that make no sense.
+  block_store(const block_store_options& checked, Backend backend, const kv_geometry& geometry)
+      : memory_(backend, geometry, checked),
+        sequences_(geometry, checked, memory_.table.data(), memory_.payload.data()) {}
+
+  [[nodiscard]] detail::store_blocks<Policy>& blocks() noexcept { return sequences_.blocks(); }
+  [[nodiscard]] const detail::store_blocks<Policy>& blocks() const noexcept {
+    return sequences_.blocks();
+  }
+  name_outcome name_under_lock(std::int32_t sequence, std::int32_t position, const block_key& key,
                                const retention& stay) {
-    const std::int32_t record = catalog_.block_of(sequence, block);
-    detail::expects<std::logic_error>(record >= 0, "block_store: block ", block,
+    const std::int32_t block = blocks().catalog().block_of(sequence, position);
+    detail::expects<std::logic_error>(block >= 0, "block_store: block ", position,
                                       " has no unit that could be named");
-    if constexpr (requires(const Policy& policy, const eviction_entry& e) { policy.check(e); }) {
-      std::as_const(policy_).check({.priority = stay.priority, .keep_until = stay.keep_until});
-    }
-    detail::stored_block& b = catalog_.at(record);
-    if (b.has_name) {
-      detail::expects<std::logic_error>(index_.key_of(record) == key, "block_store: block ", block,
-                                        " has another name already");
-    } else {
-      if (index_.insert(key, record, is_whole(record)) != record) return name_outcome::exists;
-      b.has_name = true;
-      if (is_whole(record)) tell(store_event::what::stored, record);
-    }
-    b.priority = stay.priority;
-    b.keep_until = stay.keep_until;
-    return name_outcome::named;
+    return blocks().name(block, key, stay);
   }
-  reservation reserve_under_lock(std::int32_t sequence, std::int32_t layer, std::int32_t block) {
-    switch (entry_of(sequence, layer, block).load(std::memory_order_relaxed)) {
-      case absent:
-        break;
-      case being_written:
-        return {reserve_outcome::writing, host_slot::none};
-      default:
-        return {reserve_outcome::exists, host_slot::none};
-    }
-    std::int32_t record = catalog_.block_of(sequence, block);
-    // One eviction is enough for both, so that one that fails has given nothing up.
-    const bool needs_record = record < 0 && !catalog_.has_free_block();
-    if ((free_.size() == 0 || needs_record) && !evict_one(sequence, needs_record)) {
-      return {reserve_outcome::full, host_slot::none};
-    }
-    if (record < 0) {
-      record = catalog_.make(block);
-      catalog_.hold(record, sequence);
-      at(sequence).length = std::max(at(sequence).length, block + 1);
-    }
-    const std::int32_t slot = free_.take(slot_before(sequence, layer, block));
-    catalog_.add_slot(slot, record, layer);
-    ++writing_;
-    publish(record, layer, being_written);
-    return {reserve_outcome::reserved, static_cast<host_slot>(slot)};
-  }
-
   /// The tag of a unit that is about to be committed. The bytes are the caller's still, so the lock
   /// is not held while they are read; a block with a slot that is written stays what it is.
   [[nodiscard]] std::uint64_t tag_to_be(host_slot slot) {
@@ -552,69 +400,38 @@ class block_store : private detail::store_memory<Backend>, private detail::store
     std::int32_t layer = -1;
     {
       std::lock_guard lock(mutex_);
-      block = catalog_.block_of_slot(checked_writing(slot));
-      layer = catalog_.layer_of_slot(static_cast<std::int32_t>(slot));
+      const std::int32_t index = blocks().checked_writing(slot);
+      block = blocks().catalog().block_of_slot(index);
+      layer = blocks().catalog().layer_of_slot(index);
     }
-    return tag(address(static_cast<std::int32_t>(slot)), block, layer);
-  }
-
-  /// Under the lock, so that a unit written anew meanwhile is judged by its own bytes.
-  bool drop_if_corrupt(std::int32_t index, std::int32_t layer, std::int32_t position) noexcept {
-    std::lock_guard lock(mutex_);
-    const std::int32_t slot = entry_of(index, layer, position).load(std::memory_order_relaxed);
-    if (slot < 0) return false;
-    const std::int32_t block = catalog_.block_of(index, position);
-    if (tags_[static_cast<std::size_t>(slot)] == tag(address(slot), block, layer)) return false;
-    publish(block, layer, absent);
-    catalog_.set_state(slot, slot_state::corrupt);
-    --ready_;
-    ++corrupt_;
-    settle_whole(block, store_event::what::damaged);
-    catalog_.each_holder(block, [this](std::int32_t s) { at(s).gate.call_for_attention(); });
-    return true;
+    return blocks().tag(blocks().address(static_cast<std::int32_t>(slot)), block, layer);
   }
   void end_write(host_slot slot, bool keep, std::uint64_t tag_of_unit) {
     std::lock_guard lock(mutex_);
-    end_write_under_lock(slot, keep, tag_of_unit);
+    blocks().end_write(blocks().checked_writing(slot), keep, tag_of_unit);
   }
-  void end_write_under_lock(host_slot slot, bool keep, std::uint64_t tag_of_unit) {
-    const std::int32_t index = checked_writing(slot);
-    const std::int32_t block = catalog_.block_of_slot(index);
-    const std::int32_t layer = catalog_.layer_of_slot(index);
-    --writing_;
-    const bool is_orphan = catalog_.at(block).is_orphan;
-    orphans_ -= is_orphan ? 1 : 0;
-    if (is_orphan || !keep) {
-      publish(block, layer, absent);
-      free_slot(index);
-    } else {
-      catalog_.set_state(index, slot_state::ready);
-      ++ready_;
-      if (tagger_) tags_[static_cast<std::size_t>(index)] = tag_of_unit;
-      publish(block, layer, index);
-      settle_whole(block, store_event::what::damaged);
-    }
-    forget_if_empty(block);
+  bool drop_if_corrupt(std::int32_t index, std::int32_t layer, std::int32_t position) noexcept {
+    std::lock_guard lock(mutex_);
+    return sequences_.drop_if_corrupt(index, layer, position);
   }
-
   void release_lease(std::int32_t index) noexcept {
-    touch(index);
-    const detail::sequence_gate::rest rest = at(index).gate.release();
+    const detail::sequence_gate::rest rest = sequences_.release(index);
     if (!rest.is_any) return;
     std::lock_guard lock(mutex_);
-    if (at(index).gate.generation() == rest.generation) settle(index);
+    sequences_.settle(index, rest.generation);
   }
   [[nodiscard]] bool is_held(sequence_id id) const noexcept {
     std::lock_guard lock(mutex_);
-    return at(id.index).is_held && at(id.index).gate.is_open(id.generation);
+    return sequences_.is_held(id);
   }
   void end_hold(sequence_id id) noexcept {
     std::lock_guard lock(mutex_);
-    if (at(id.index).is_held && at(id.index).gate.is_open(id.generation)) {
-      end_hold_under_lock(id.index);
-    }
+    if (sequences_.is_held(id)) sequences_.end_hold(id.index);
   }
+
+  detail::store_memory<Backend> memory_;
   mutable std::mutex mutex_;
+  mutable detail::store_sequences<Policy> sequences_;  ///< mutable for the marks of a count
 };
 
 }  // namespace pulseinfer

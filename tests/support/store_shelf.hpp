@@ -29,6 +29,15 @@ inline std::vector<pulseinfer::block_key> keys_of(const std::vector<std::int32_t
   return keys;
 }
 
+/// Counts that have to balance, whatever happened.
+inline store_counts balanced(const store_counts& c) {
+  for (const std::int64_t part : {c.free, c.writing, c.evictable, c.pinned, c.quarantined}) {
+    CHECK(part >= 0);
+  }
+  CHECK(c.free + c.writing + c.evictable + c.pinned + c.quarantined == c.capacity);
+  return c;
+}
+
 template <class Store>
 class shelf {
  public:
@@ -43,14 +52,7 @@ class shelf {
   Store* operator->() { return &store_; }
 
   /// A snapshot, which has to balance.
-  [[nodiscard]] store_counts counts() const {
-    const store_counts c = store_.counts();
-    for (const std::int64_t part : {c.free, c.writing, c.evictable, c.pinned, c.quarantined}) {
-      CHECK(part >= 0);
-    }
-    CHECK(c.free + c.writing + c.evictable + c.pinned + c.quarantined == c.capacity);
-    return c;
-  }
+  [[nodiscard]] store_counts counts() const { return balanced(store_.counts()); }
   void expect(const store_counts& wanted) const {
     const store_counts c = counts();
     CHECK(c.free == wanted.free);

@@ -47,7 +47,7 @@ class store_lease {
   /// lives.
   [[nodiscard]] const std::byte* find(std::int32_t block) const noexcept {
     const std::int32_t slot = slot_of(block);
-    return slot < 0 ? nullptr : store_->address(slot);
+    return slot < 0 ? nullptr : store_->blocks().address(slot);
   }
   /// The same of many blocks at once, which overlaps the misses of the cache: several times as fast
   /// as one after the other where the table is cold.
@@ -61,10 +61,10 @@ class store_lease {
       std::fill_n(found.begin(), blocks.size(), nullptr);
       return;
     }
-    const auto in_row = static_cast<std::uint32_t>(store_->options_.max_blocks);
+    const auto in_row = static_cast<std::uint32_t>(store_->max_blocks());
     const std::int32_t* const row = table_;
-    const std::byte* const payload = store_->payload_bytes_;
-    const std::int64_t unit_bytes = store_->unit_bytes_;
+    const std::byte* const payload = store_->payload();
+    const std::int64_t unit_bytes = store_->unit_bytes();
     constexpr std::size_t at_once = 64;  // more lines than can be on their way
     constexpr std::size_t line = 64 / sizeof *row;
     for (std::size_t first = 0; first < blocks.size(); first += at_once) {
@@ -87,20 +87,21 @@ class store_lease {
   /// The same for kernels; also units that are committed later are found.
   [[nodiscard]] store_view device_view() const noexcept {
     if (store_ == nullptr) return {};
-    return {.slots = store_->device_table_ + (table_ - store_->table_.data()),
-            .payload = store_->device_payload_,
-            .unit_bytes = store_->unit_bytes_,
-            .blocks = store_->options_.max_blocks};
+    return {.slots = store_->memory_.device_table + (table_ - store_->memory_.table.data()),
+            .payload = store_->memory_.device_payload,
+            .unit_bytes = store_->unit_bytes(),
+            .blocks = store_->max_blocks()};
   }
   /// True if these are the bytes of the block as they were committed, wherever they lie now: as
   /// far as the store's `integrity` tells, so always true with `none`. A block that the store
   /// does not have has no bytes.
   [[nodiscard]] bool matches(std::int32_t block, const std::byte* unit) const noexcept {
-    if (store_ == nullptr || !store_->tagger_) return true;
+    if (store_ == nullptr || !store_->blocks().has_tags()) return true;
     const std::int32_t slot = slot_of(block);
     if (slot < 0) return false;
-    return store_->tags_[static_cast<std::size_t>(slot)] ==
-           store_->tag(unit, store_->catalog_.block_of(key_.index, block), layer_);
+    return store_->blocks().tag_of(slot) ==
+           store_->blocks().tag(unit, store_->blocks().catalog().block_of(key_.index, block),
+                                layer_);
   }
   /// Looks at the bytes in the store itself, and takes the unit out if they are not those that
   /// were committed: it is absent from here on, may be written anew, and its slot stays
@@ -108,7 +109,7 @@ class store_lease {
   /// @return true if the unit was taken out. False says that the store's bytes are well (those
   ///         that did not match were damaged on their way), or that the unit is absent.
   bool drop_if_corrupt(std::int32_t block) noexcept {
-    return store_ != nullptr && store_->tagger_ && slot_of(block) >= 0 &&
+    return store_ != nullptr && store_->blocks().has_tags() && slot_of(block) >= 0 &&
            store_->drop_if_corrupt(key_.index, layer_, block);
   }
   [[nodiscard]] explicit operator bool() const noexcept { return store_ != nullptr; }
@@ -118,7 +119,7 @@ class store_lease {
   store_lease(Store* store, sequence_id key, std::int32_t layer, const std::int32_t* table)
       : store_(store), key_(key), layer_(layer), table_(table) {}
   [[nodiscard]] std::int32_t slot_of(std::int32_t block) const noexcept {
-    if (store_ == nullptr || block < 0 || block >= store_->options_.max_blocks) return -1;
+    if (store_ == nullptr || block < 0 || block >= store_->max_blocks()) return -1;
     return detail::load_mapped(table_ + block);
   }
 
