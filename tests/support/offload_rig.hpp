@@ -40,6 +40,7 @@ struct rig_options {
   pulseinfer::transfer_way way = pulseinfer::transfer_way::staged;
   std::optional<pulseinfer::transfer_costs> costs = {};
   pulseinfer::integrity integrity = pulseinfer::integrity::none;
+  pulseinfer::link_monitor* monitor = nullptr;
 };
 
 template <class Backend>
@@ -81,7 +82,8 @@ class offload_rig {
                .max_rows = 3,
                .max_units = 80,
                .way = o.way,
-               .costs = o.costs}) {}
+               .costs = o.costs,
+               .monitor = o.monitor}) {}
   offload_rig(const offload_rig&) = delete;
   offload_rig& operator=(const offload_rig&) = delete;
 
