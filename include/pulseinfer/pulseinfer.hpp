@@ -4,7 +4,11 @@
 /// backend, `pulseinfer/xxh3.hpp` a checksum by xxHash.
 #pragma once
 
+#include "pulseinfer/admission.hpp"
 #include "pulseinfer/admission_filter.hpp"
+#include "pulseinfer/admission_static.hpp"
+#include "pulseinfer/admission_token_bucket.hpp"
+#include "pulseinfer/admission_types.hpp"
 #include "pulseinfer/backend/host.hpp"
 #include "pulseinfer/backend/simulated.hpp"
 #include "pulseinfer/batch.hpp"
@@ -31,6 +35,7 @@
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/hot_buffer.hpp"
 #include "pulseinfer/integrity.hpp"
+#include "pulseinfer/layer_activity.hpp"
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/link_monitor.hpp"
 #include "pulseinfer/link_snapshot.hpp"
