@@ -31,11 +31,11 @@ class scratch_store {
   class lease {
    public:
     explicit lease(const scratch_store& of) noexcept : store_(&of) {}
-    [[nodiscard]] const std::byte* find(std::int32_t block) const noexcept {
-      return store_->payload_ + block * store_->unit_bytes();
+    [[nodiscard]] const std::byte* find(logical_block block) const noexcept {
+      return store_->payload_ + index_of(block) * store_->unit_bytes();
     }
-    [[nodiscard]] bool matches(std::int32_t, const std::byte*) const noexcept { return true; }
-    bool drop_if_corrupt(std::int32_t) const noexcept { return false; }
+    [[nodiscard]] bool matches(logical_block, const std::byte*) const noexcept { return true; }
+    bool drop_if_corrupt(logical_block) const noexcept { return false; }
 
    private:
     const scratch_store* store_;
@@ -49,7 +49,7 @@ class scratch_store {
   [[nodiscard]] std::int32_t max_blocks() const noexcept { return blocks_; }
   [[nodiscard]] const std::byte* payload() const noexcept { return payload_; }
   [[nodiscard]] lease acquire(sequence_id, std::int32_t) const noexcept { return lease(*this); }
-  reservation reserve(sequence_id, std::int32_t, std::int32_t) const noexcept {
+  reservation reserve(sequence_id, std::int32_t, logical_block) const noexcept {
     return {reserve_outcome::exists, host_slot::none};
   }
   [[nodiscard]] std::byte* writable(host_slot) const noexcept { return payload_; }
@@ -119,8 +119,8 @@ class transfer_timer {
     targets_.clear();
     const std::int64_t stride = detail::scattering_stride(m.blocks);
     for (std::int64_t i = 0; i < shape.units; ++i) {
-      targets_.push_back({0, static_cast<std::int32_t>(i * stride % m.blocks),
-                          static_cast<std::int32_t>((i * stride + m.blocks / 2) % m.blocks)});
+      targets_.push_back({0, static_cast<logical_block>(i * stride % m.blocks),
+                          static_cast<device_page>((i * stride + m.blocks / 2) % m.blocks)});
     }
     const sequence_id any{};
     auto t = m.engine.recall_units(0, {&any, 1}, targets_, stream_).value();

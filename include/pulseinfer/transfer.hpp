@@ -200,18 +200,18 @@ class transfer_engine {
     bool in_range = true;
     for (const unit_target& unit : units) {
       in_range &= static_cast<std::uint32_t>(unit.row) < rows;
-      in_range &= static_cast<std::uint32_t>(unit.block) < blocks;
-      in_range &= static_cast<std::uint64_t>(std::int64_t{unit.page}) < pages;
+      in_range &= static_cast<std::uint32_t>(index_of(unit.block)) < blocks;
+      in_range &= static_cast<std::uint64_t>(std::int64_t{index_of(unit.page)}) < pages;
     }
     if (in_range) return;
     for (const unit_target& unit : units) {
       detail::expects<std::out_of_range>(
           unit.row >= 0 && static_cast<std::size_t>(unit.row) < sequences.size(), who, ": row is ",
           unit.row, ", there are ", sequences.size(), " sequences");
-      detail::expects<std::out_of_range>(unit.block >= 0 && unit.block < store_->max_blocks(), who,
-                                         ": block is ", unit.block, ", expected 0 to ",
-                                         store_->max_blocks() - 1);
-      pool_.check_page(unit.page);
+      detail::expects<std::out_of_range>(
+          index_of(unit.block) >= 0 && index_of(unit.block) < store_->max_blocks(), who,
+          ": block is ", index_of(unit.block), ", expected 0 to ", store_->max_blocks() - 1);
+      pool_.check_page(index_of(unit.page));
     }
   }
 

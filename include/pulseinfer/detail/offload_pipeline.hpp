@@ -49,7 +49,9 @@ class offload_pipeline
 
   void prepare(job& j, std::size_t begin, std::size_t count) noexcept {
     auto* const pages = reinterpret_cast<std::int32_t*>(j.at->host + this->shape_.list_bytes);
-    for (std::size_t i = begin; i < begin + count; ++i) pages[i] = j.owner->at(j.first + i).page;
+    for (std::size_t i = begin; i < begin + count; ++i) {
+      pages[i] = index_of(j.owner->at(j.first + i).page);
+    }
   }
 
   /// Enqueues the kernel and the DMA that bring a chunk to the host, and the task behind them.

@@ -107,10 +107,11 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       unit_miss* misses = s.step->misses + std::int64_t{row} * s.step->k;
       const auto& units_of_row = s.leases[static_cast<std::size_t>(row)];
       for (std::int32_t i = 0; i < s.step->miss_counts[row]; ++i) {
-        s.units.push_back({.source = units_of_row.find(misses[i].block),
-                           .page = misses[i].page,
+        const logical_block block{misses[i].block};
+        s.units.push_back({.source = units_of_row.find(block),
+                           .page = device_page{misses[i].page},
                            .row = row,
-                           .block = misses[i].block,
+                           .block = block,
                            .mirrored = &misses[i].status});
       }
     }
@@ -134,7 +135,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     std::byte* const gathered = j.at->host + list + head + begin * this->unit_size();
     for (std::size_t i = 0; i < count; ++i) {
       const unit_move& unit = s.at(j.first + begin + i);
-      pages[i] = unit.page;
+      pages[i] = index_of(unit.page);
       sources[i] = unit.source;
     }
     const bool staged = takes_parts(s);
@@ -235,7 +236,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       const unit_move& unit = s.at(j.first + i);
       if (unit.status == unit_status::corrupt) continue;
       each_strip(
-          this->pool_->layout(), unit.page,
+          this->pool_->layout(), index_of(unit.page),
           [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
             add_run(runs_, {planes.plane[p] + in_pool, unit.source + in_unit, bytes}, merge);
           });
