@@ -12,6 +12,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "pulseinfer/block_store.hpp"
@@ -31,8 +32,10 @@ class scratch_store {
   class lease {
    public:
     explicit lease(const scratch_store& of) noexcept : store_(&of) {}
-    [[nodiscard]] const std::byte* find(logical_block block) const noexcept {
-      return store_->payload_ + index_of(block) * store_->unit_bytes();
+    void find(std::span<const logical_block> blocks, std::span<const std::byte*> found) const {
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        found[i] = store_->payload_ + index_of(blocks[i]) * store_->unit_bytes();
+      }
     }
     [[nodiscard]] bool matches(logical_block, const std::byte*) const noexcept { return true; }
     bool drop_if_corrupt(logical_block) const noexcept { return false; }
@@ -49,11 +52,11 @@ class scratch_store {
   [[nodiscard]] std::int32_t max_blocks() const noexcept { return blocks_; }
   [[nodiscard]] const std::byte* payload() const noexcept { return payload_; }
   [[nodiscard]] lease acquire(sequence_id, std::int32_t) const noexcept { return lease(*this); }
-  reservation reserve(sequence_id, std::int32_t, logical_block) const noexcept {
-    return {reserve_outcome::exists, host_slot::none};
+  void reserve(sequence_id, std::int32_t, std::span<const logical_block> blocks,
+               std::span<reservation> results) const {
+    std::fill_n(results.begin(), blocks.size(), reservation{.outcome = reserve_outcome::exists});
   }
-  [[nodiscard]] std::byte* writable(host_slot) const noexcept { return payload_; }
-  void commit(host_slot) const noexcept {}
+  void commit(std::span<const host_slot>) const noexcept {}
   void abort(host_slot) const noexcept {}
 
  private:

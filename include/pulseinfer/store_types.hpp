@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 
 #include "pulseinfer/block_key.hpp"
@@ -52,10 +53,11 @@ enum class [[nodiscard]] reserve_outcome : std::uint8_t{
     full,      ///< no slot is free and nothing may be evicted; nothing was evicted
 };
 
-/// What `reserve` gave: a slot if the outcome is `reserved`.
+/// What `reserve` gave: a slot and its bytes if the outcome is `reserved`.
 struct [[nodiscard]] reservation {
   reserve_outcome outcome = reserve_outcome::full;
   host_slot slot = host_slot::none;
+  std::byte* bytes = nullptr;  ///< the slot's, as `block_store::writable` gives them
 };
 
 /// What became of the slots of a sequence that was closed.
