@@ -17,7 +17,7 @@ using pulseinfer::detail::checked_hot_buffer_options;
 
 std::string refusal(const hot_buffer_options& o) {
   try {
-    (void)checked_hot_buffer_options(o);
+    (void)checked_hot_buffer_options(o, 2);
   } catch (const std::invalid_argument& error) {
     return error.what();
   }
@@ -40,6 +40,27 @@ TEST_CASE("hot buffer types: sizes at their limits are taken, beyond them refuse
         std::string::npos);
   CHECK(refusal({.steps_in_flight = 0}).find("steps_in_flight is 0") != std::string::npos);
   CHECK(refusal({.steps_in_flight = 1025}).find("steps_in_flight is 1025") != std::string::npos);
+}
+
+TEST_CASE("hot buffer types: layers have sizes of their own, and half-lives are powers of two") {
+  CHECK(refusal({.pages_of_layer = {64, 128}}).empty());
+  CHECK(refusal({.pages_of_layer = {64}}) ==
+        "hot_buffer: pages_of_layer has 1 entries, expected 2 (the layers) or none");
+  CHECK(refusal({.pages_of_layer = {64, 63}}) ==
+        "hot_buffer: pages_of_layer is 63, expected 64 to 128");
+  CHECK(refusal({.pages_of_layer = {129, 64}}) ==
+        "hot_buffer: pages_of_layer is 129, expected 64 to 128");
+  CHECK(refusal({.half_life = 1024}).empty());
+  CHECK(refusal({.half_life = 12}) == "hot_buffer: half_life is 12, expected a power of two");
+  CHECK(refusal({.half_life = 0}).find("half_life is 0") != std::string::npos);
+  CHECK(refusal({.replacement = static_cast<pulseinfer::hot_replacement>(2)})
+            .find("replacement is 2") != std::string::npos);
+  using pulseinfer::detail::ranks_of;
+  CHECK(ranks_of({}).unit_bits == 0);
+  const auto faded =
+      ranks_of({.replacement = pulseinfer::hot_replacement::least_used, .half_life = 8});
+  CHECK(faded.per_step == 16);
+  CHECK(faded.unit_bits == 7);
 }
 
 TEST_CASE("hot buffer types: a step is open while its record is its own") {

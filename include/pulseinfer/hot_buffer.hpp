@@ -5,7 +5,7 @@
 ///
 /// Consecutive steps choose mostly the same blocks. The engine lends each request some pages; a
 /// page is valid in all layers, and each layer keeps its own table of what is in it. `resolve` runs
-/// on the device: hits keep their page, misses take the pages used longest ago (never one that this
+/// on the device: hits keep their page, misses take the pages that are worth least (never one that this
 /// step uses), and the misses alone are mirrored to the host, where the transfer reads them. The
 /// host never sees the chosen ids.
 #pragma once
@@ -16,7 +16,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <type_traits>
 #include <vector>
 
 #include "pulseinfer/batch.hpp"
@@ -26,6 +25,7 @@
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/consensus.hpp"
 #include "pulseinfer/detail/lent_pages.hpp"
+#include "pulseinfer/detail/resolve_row.hpp"
 #include "pulseinfer/detail/step_ring.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/hot_buffer_types.hpp"
@@ -34,7 +34,7 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
-/// Device-resident units of all requests and layers, least recently used out first.
+/// Device-resident units of all requests and layers.
 ///
 /// @par Threads  one at a time; the records of its steps are read by host tasks
 /// @par Life     outlives the transfers of its steps, dropped tickets or not: destroy the transfer
@@ -54,10 +54,10 @@ class hot_buffer {
       : backend_(backend),
         layers_(pool.geometry().layers),
         block_tokens_(pool.geometry().block_tokens),
-        options_(detail::checked_hot_buffer_options(options)),
+        options_(detail::checked_hot_buffer_options(options, layers_)),
         block_in_(backend, layer_slots() * static_cast<std::size_t>(layers_)),
-        last_use_(backend, layer_slots() * static_cast<std::size_t>(layers_)),
-        last_step_(backend, requests() * static_cast<std::size_t>(layers_)),
+        rank_(backend, layer_slots() * static_cast<std::size_t>(layers_)),
+        clock_(backend, 2 * requests() * static_cast<std::size_t>(layers_)),
         slot_of_(backend, static_cast<std::size_t>(layers_) * requests() *
                               static_cast<std::size_t>(options.max_blocks)),
         page_in_(backend, layer_slots()),
@@ -67,9 +67,9 @@ class hot_buffer {
         steps_(backend, options_),
         setup_(backend_.make_stream(stream_priority::normal)) {
     backend_.for_each({1, static_cast<std::int64_t>(lent_.size())}, {}, lent_.bytes(),
-                      detail::fill_words<std::int32_t>{lent_.data(), 0, 0}, setup_);
-    backend_.for_each({1, static_cast<std::int64_t>(last_step_.size())}, {}, last_step_.bytes(),
-                      detail::fill_words<std::int64_t>{last_step_.data(), 0, 0}, setup_);
+                      detail::fill_words{lent_.data(), 0, 0}, setup_);
+    backend_.for_each({1, static_cast<std::int64_t>(clock_.size())}, {}, clock_.bytes(),
+                      detail::fill_words{clock_.data(), 0, 0}, setup_);
     backend_.sync(setup_);
   }
   hot_buffer(const hot_buffer&) = delete;
@@ -291,6 +291,11 @@ class hot_buffer {
                     rows, " of ", options_.budget_blocks);
   }
 
+  [[nodiscard]] std::int32_t pages_of_layer(std::int32_t layer) const noexcept {
+    return options_.pages_of_layer.empty()
+               ? options_.pages_per_request
+               : options_.pages_of_layer[static_cast<std::size_t>(layer)];
+  }
   [[nodiscard]] resolved_step step_of(detail::step_record& record, std::int32_t rows) const {
     resolved_step step;
     step.pages = record.pages;
@@ -314,10 +319,11 @@ class hot_buffer {
                                               .counts = chosen.counts,
                                               .k = options_.budget_blocks,
                                               .pages = record.pages,
-                                              .victims = record.victims,
+                                              .scratch = record.scratch,
                                               .misses = record.device_misses,
                                               .miss_counts = record.device_miss_counts,
-                                              .chosen_counts = record.device_chosen_counts},
+                                              .chosen_counts = record.device_chosen_counts,
+                                              .ranks = detail::ranks_of(options_)},
                           stream);
   }
   void enqueue_forget(const resolved_step& step, const std::int32_t* device_requests,
@@ -337,15 +343,18 @@ class hot_buffer {
     return requests() * static_cast<std::size_t>(options_.pages_per_request);
   }
   [[nodiscard]] detail::residency_tables tables(std::int32_t layer) const {
+    const std::size_t clocks = static_cast<std::size_t>(layer) * requests();
     const std::size_t slots = static_cast<std::size_t>(layer) * layer_slots();
     return {.block_in = block_in_.data() + slots,
-            .last_use = last_use_.data() + slots,
-            .last_step = last_step_.data() + static_cast<std::size_t>(layer) * requests(),
+            .rank = rank_.data() + slots,
+            .clock = clock_.data() + clocks,
+            .reach = clock_.data() + clocks + requests() * static_cast<std::size_t>(layers_),
             .slot_of = slot_of_.data() + static_cast<std::size_t>(layer) * requests() *
                                              static_cast<std::size_t>(options_.max_blocks),
             .page_in = page_in_.data(),
             .lent = lent_.data(),
             .slots = options_.pages_per_request,
+            .usable = pages_of_layer(layer),
             .max_blocks = options_.max_blocks};
   }
   /// A discard whose stream had failed has forgotten nothing: its units would be taken for hits.
@@ -376,28 +385,27 @@ class hot_buffer {
     const auto layer_stride = static_cast<std::int64_t>(layer_slots());
     const auto block_stride = static_cast<std::int64_t>(requests()) * options_.max_blocks;
     fill(block_in_.data() + first, layers_, layer_stride, options_.pages_per_request, -1, stream);
-    fill(last_use_.data() + first, layers_, layer_stride, options_.pages_per_request, 0, stream);
+    fill(rank_.data() + first, layers_, layer_stride, options_.pages_per_request, 0, stream);
     fill(slot_of_.data() + request * options_.max_blocks, layers_, block_stride,
          options_.max_blocks, -1, stream);
     fill(lent_.data() + request, 1, 1, 1, static_cast<std::int32_t>(held.size()), stream);
   }
-  template <class Word>
-  void fill(Word* table, std::int64_t rows, std::int64_t stride, std::int64_t words,
-            std::type_identity_t<Word> value, stream_ref stream) {
-    backend_.for_each({rows, words}, {}, static_cast<std::uint64_t>(rows * words) * sizeof(Word),
-                      detail::fill_words<Word>{table, stride, value}, stream);
+  void fill(std::int32_t* table, std::int64_t rows, std::int64_t stride, std::int64_t words,
+            std::int32_t value, stream_ref stream) {
+    backend_.for_each({rows, words}, {}, static_cast<std::uint64_t>(rows * words) * 4,
+                      detail::fill_words{table, stride, value}, stream);
   }
 
   Backend backend_;
   std::int32_t layers_;
   std::int32_t block_tokens_;
   hot_buffer_options options_;
-  device_buffer<std::int32_t, Backend> block_in_;   ///< [layers, requests, slots]
-  device_buffer<std::int64_t, Backend> last_use_;   ///< [layers, requests, slots]
-  device_buffer<std::int64_t, Backend> last_step_;  ///< [layers, requests]
-  device_buffer<std::int32_t, Backend> slot_of_;    ///< [layers, requests, max_blocks]
-  device_buffer<std::int32_t, Backend> page_in_;    ///< [requests, slots]
-  device_buffer<std::int32_t, Backend> lent_;       ///< [requests]
+  device_buffer<std::int32_t, Backend> block_in_;  ///< [layers, requests, slots]
+  device_buffer<std::int32_t, Backend> rank_;      ///< [layers, requests, slots]
+  device_buffer<std::int32_t, Backend> clock_;     ///< [layers, requests]
+  device_buffer<std::int32_t, Backend> slot_of_;   ///< [layers, requests, max_blocks]
+  device_buffer<std::int32_t, Backend> page_in_;   ///< [requests, slots]
+  device_buffer<std::int32_t, Backend> lent_;      ///< [requests]
   detail::lent_pages lent_pages_;
   detail::step_ring<Backend> steps_;
   typename Backend::stream setup_;
