@@ -47,6 +47,10 @@ struct transfer_report {
   std::uint64_t requested_ns = 0;
   std::uint64_t started_ns = 0;    ///< the first host task ran
   std::uint64_t submitted_ns = 0;  ///< the last device work was enqueued
+  /// From when on the link alone held the first copy back, and when the host saw that the last one
+  /// was through. Between them the link may have had pauses, and other transfers' copies.
+  std::uint64_t link_began_ns = 0;
+  std::uint64_t link_ended_ns = 0;
   std::uint64_t ended_ns = 0;      ///< completion, as the host saw it
 };
 

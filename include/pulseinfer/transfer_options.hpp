@@ -10,6 +10,7 @@
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/layout.hpp"
+#include "pulseinfer/link_monitor.hpp"
 #include "pulseinfer/store_types.hpp"
 #include "pulseinfer/transfer_cost.hpp"
 
@@ -42,6 +43,7 @@ struct transfer_options {
   int max_ctas = 0;  ///< what gather, scatter and pull kernels may take of the device (0: no limit)
   transfer_way way = transfer_way::staged;   ///< of recalls; offloads are always staged
   std::optional<transfer_costs> costs = {};  ///< what `automatic` goes by, see calibration.hpp
+  link_monitor* monitor = nullptr;           ///< told of every chunk; outlives the engine
 };
 
 namespace detail {

@@ -60,6 +60,7 @@ struct rig_options {
   pulseinfer::integrity integrity = pulseinfer::integrity::none;
   pulseinfer::hot_replacement replacement = pulseinfer::hot_replacement::least_recent;
   std::vector<std::int32_t> pages_of_layer = {};
+  pulseinfer::link_monitor* monitor = nullptr;
 };
 
 template <class Backend>
@@ -103,7 +104,8 @@ class offload_rig {
                .max_rows = 3,
                .max_units = 80,
                .way = o.way,
-               .costs = o.costs}) {}
+               .costs = o.costs,
+               .monitor = o.monitor}) {}
   offload_rig(const offload_rig&) = delete;
   offload_rig& operator=(const offload_rig&) = delete;
 

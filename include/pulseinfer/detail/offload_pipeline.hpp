@@ -38,6 +38,7 @@ class offload_pipeline
 
  private:
   static constexpr stream_priority urgency = stream_priority::normal;  // recalls go first
+  static constexpr copy_direction direction = copy_direction::device_to_host;
   static constexpr transfer_way way_ = transfer_way::staged;
 
   void begin(state& s) {
@@ -67,7 +68,8 @@ class offload_pipeline
     {
       auto& b = this->backend_;
       std::lock_guard lock(this->enqueue_mutex_);
-      this->wait_for_engine(s);
+      this->wait_for_engine_with_copies(s);
+      j.enqueued_ns = b.now_ns();
       b.for_each(
           {static_cast<std::int64_t>(j.count), layout.unit_words()}, {this->options_.max_ctas},
           2 * payload,
@@ -78,8 +80,7 @@ class offload_pipeline
           gather_);
       b.record(c.copied, gather_);
       b.enqueue_wait(c.copied, copy_);
-      b.copy_async(c.host + units, c.device + units, payload, copy_direction::device_to_host,
-                   copy_);
+      b.copy_async(c.host + units, c.device + units, payload, direction, copy_);
       b.record(c.drained, copy_);
     }
     s.outstanding.fetch_add(1, std::memory_order_relaxed);
@@ -95,6 +96,7 @@ class offload_pipeline
   void store_chunk(job& j) noexcept {
     state& s = *j.owner;
     const bool ok = this->backend_.poll(j.at->drained) == event_state::done;
+    this->leave_link(j, ok);
     if (ok) {
       auto** const to = reinterpret_cast<std::byte**>(j.at->host);
       for (std::size_t i = 0; i < j.count; ++i) to[i] = s.at(j.first + i).host;
