@@ -60,9 +60,9 @@ namespace detail {
 struct unit_move {
   std::byte* host = nullptr;          ///< offload: the slot's bytes
   const std::byte* source = nullptr;  ///< recall: the slot's bytes
-  std::int32_t page = -1;
+  device_page page = device_page::none;
   std::int32_t row = 0;              ///< recall: its lease
-  std::int32_t block = 0;            ///< recall
+  logical_block block{0};            ///< recall
   host_slot slot = host_slot::none;  ///< offload
   unit_status* mirrored = nullptr;   ///< recall of a step: the status in the step's mirror
   unit_status status = unit_status::pending;

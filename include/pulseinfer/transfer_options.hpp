@@ -11,6 +11,7 @@
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/link_monitor.hpp"
+#include "pulseinfer/store_types.hpp"
 #include "pulseinfer/transfer_cost.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
@@ -18,8 +19,8 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 /// One unit that the host names: block `block` of sequence `sequences[row]`, and its page.
 struct unit_target {
   std::int32_t row = 0;
-  std::int32_t block = 0;
-  std::int32_t page = 0;
+  logical_block block{0};
+  device_page page{0};
 };
 
 /// Sizes and limits of a transfer engine.

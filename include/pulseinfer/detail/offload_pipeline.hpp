@@ -4,12 +4,14 @@
 /// out into the store. The engine's pages are free again after the last gather kernel.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <span>
 
 #include "pulseinfer/block_copy.hpp"
 #include "pulseinfer/detail/transfer_pipeline.hpp"
@@ -50,7 +52,9 @@ class offload_pipeline
 
   void prepare(job& j, std::size_t begin, std::size_t count) noexcept {
     auto* const pages = reinterpret_cast<std::int32_t*>(j.at->host + this->shape_.list_bytes);
-    for (std::size_t i = begin; i < begin + count; ++i) pages[i] = j.owner->at(j.first + i).page;
+    for (std::size_t i = begin; i < begin + count; ++i) {
+      pages[i] = index_of(j.owner->at(j.first + i).page);
+    }
   }
 
   /// Enqueues the kernel and the DMA that bring a chunk to the host, and the task behind them.
@@ -100,14 +104,16 @@ class offload_pipeline
                    this->store_->unit_bytes());
     }
     // A unit is readable from its commit on: behind the call, which ends with a fence.
-    for (std::size_t i = 0; i < j.count; ++i) {
-      unit_move& unit = s.at(j.first + i);
-      unit.status = ok ? unit_status::moved : unit_status::failed;
-      if (ok) {
-        this->store_->commit(unit.slot);
-      } else {
-        this->store_->abort(unit.slot);
+    for (std::size_t first = 0; first < j.count; first += most_units_at_once) {
+      host_slot slots[most_units_at_once];
+      const std::size_t count = std::min(most_units_at_once, j.count - first);
+      for (std::size_t i = 0; i < count; ++i) {
+        unit_move& unit = s.at(j.first + first + i);
+        unit.status = ok ? unit_status::moved : unit_status::failed;
+        slots[i] = unit.slot;
+        if (!ok) this->store_->abort(unit.slot);
       }
+      if (ok) this->store_->commit(std::span<const host_slot>(slots, count));
     }
     this->staging_.release(*j.at);
     leave(s);

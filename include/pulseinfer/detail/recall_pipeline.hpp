@@ -66,13 +66,10 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       collect_misses(s);
     } else {
       for (const unit_target& unit : s.targets) {
-        const auto& units_of_row = s.leases[static_cast<std::size_t>(unit.row)];
-        s.units.push_back({.source = units_of_row.find(unit.block),
-                           .page = unit.page,
-                           .row = unit.row,
-                           .block = unit.block});
+        s.units.push_back({.page = unit.page, .row = unit.row, .block = unit.block});
       }
     }
+    find_sources(s);
     s.report.units = static_cast<std::int64_t>(s.units.size());
     for (std::size_t i = 0; i < s.units.size(); ++i) {
       if (s.units[i].source != nullptr) {
@@ -108,14 +105,29 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     }
     for (std::int32_t row = 0; row < s.step->rows(); ++row) {
       unit_miss* misses = s.step->misses + std::int64_t{row} * s.step->k;
-      const auto& units_of_row = s.leases[static_cast<std::size_t>(row)];
       for (std::int32_t i = 0; i < s.step->miss_counts[row]; ++i) {
-        s.units.push_back({.source = units_of_row.find(misses[i].block),
-                           .page = misses[i].page,
+        s.units.push_back({.page = device_page{misses[i].page},
                            .row = row,
-                           .block = misses[i].block,
+                           .block = logical_block{misses[i].block},
                            .mirrored = &misses[i].status});
       }
+    }
+  }
+
+  /// Looks the units up, runs of a row at once.
+  static void find_sources(state& s) {
+    logical_block blocks[most_units_at_once];
+    const std::byte* found[most_units_at_once];
+    for (std::size_t first = 0; first < s.units.size();) {
+      const std::int32_t row = s.units[first].row;
+      std::size_t count = 0;
+      for (; count < most_units_at_once && first + count < s.units.size(); ++count) {
+        if (s.units[first + count].row != row) break;
+        blocks[count] = s.units[first + count].block;
+      }
+      s.leases[static_cast<std::size_t>(row)].find({blocks, count}, found);
+      for (std::size_t i = 0; i < count; ++i) s.units[first + i].source = found[i];
+      first += count;
     }
   }
 
@@ -137,7 +149,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     std::byte* const gathered = j.at->host + list + head + begin * this->unit_size();
     for (std::size_t i = 0; i < count; ++i) {
       const unit_move& unit = s.at(j.first + begin + i);
-      pages[i] = unit.page;
+      pages[i] = index_of(unit.page);
       sources[i] = unit.source;
     }
     const bool staged = takes_parts(s);
@@ -247,7 +259,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       const unit_move& unit = s.at(j.first + i);
       if (unit.status == unit_status::corrupt) continue;
       each_strip(
-          this->pool_->layout(), unit.page,
+          this->pool_->layout(), index_of(unit.page),
           [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
             add_run(runs_, {planes.plane[p] + in_pool, unit.source + in_unit, bytes}, merge);
           });

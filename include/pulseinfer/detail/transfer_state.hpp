@@ -20,6 +20,9 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
+/// Units that the store is asked for in one call.
+inline constexpr std::size_t most_units_at_once = 64;
+
 /// A chunk is a list of its units' addresses, a head with their page ids, then the units. The DMA
 /// takes head and units.
 struct chunk_shape {
