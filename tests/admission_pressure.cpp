@@ -139,6 +139,7 @@ TEST_CASE("admission: a link that gets busy is relieved without a single load") 
     for (int step = 0; step < 30; ++step) {
       link_snapshot link = now(machine, monitor);
       link.recalls.utilisation = step < 10 || step >= 20 ? 0.1 : 1;  // the engine's other traffic
+      link.stores.utilisation = 0;  // a slow machine may be busy with so little
       policy.observe(link, {});
       for (std::size_t layer = 0; layer < at.size(); ++layer) {
         const auto which = static_cast<std::int32_t>(layer);
