@@ -102,7 +102,6 @@ struct retention_level {
 /// @par Cost     `observe` is O(layers log layers), `admit` O(layers), the others O(1)
 class adaptive_admission {
  public:
-  /// @param layers  of the model
   /// @throws std::invalid_argument  naming the option and its limit
   explicit adaptive_admission(std::int32_t layers, const adaptive_admission_options& options = {})
       : options_(checked(detail::checked_layers(who, layers), options)),

@@ -47,6 +47,8 @@ struct [[nodiscard]] admission_answer {
 
 /// When `bytes` would be there: behind what waits already, over the share of the link that is free.
 /// Of a link that is all but full a twentieth is taken to be free, so that it is a time at all.
+/// @param link      the direction of recalls, as observed
+/// @param bytes     to be loaded
 /// @param promised  bytes that were let in since the link was looked at
 /// @return 0 for no bytes, and where the link was never measured
 [[nodiscard]] inline double predicted_load_s(const link_load& link, std::int64_t bytes,
@@ -86,7 +88,8 @@ struct layer_plan {
 
 /// How a layer gets to its share of blocks that are only in the store, or as near as it can without
 /// a load. Blocks that were recalled are in use, so they are released last.
-/// @param share  of its blocks, rounded down to whole ones
+/// @param share   of its blocks, rounded down to whole ones
+/// @param blocks  where they are now
 /// @throws std::invalid_argument  if it is not 0 to 1, or a count is negative
 [[nodiscard]] inline layer_plan plan_layer(double share, const layer_blocks& blocks) {
   detail::check_number("plan_layer", "share", share, 1);
@@ -102,7 +105,8 @@ struct layer_plan {
 }
 
 /// Bytes of HBM that a request takes when every layer has its share offloaded.
-/// @param placement  [layers] the share of each layer's blocks that is not on the device
+/// @param context_bytes  of its KV cache in all layers
+/// @param placement      [layers] the share of each layer's blocks that is not on the device
 [[nodiscard]] inline double resident_bytes(std::int64_t context_bytes,
                                            std::span<const double> placement) noexcept {
   double kept = 0;
