@@ -61,27 +61,11 @@ class store_lease {
       std::fill_n(found.begin(), blocks.size(), nullptr);
       return;
     }
-    const auto in_row = static_cast<std::uint32_t>(store_->max_blocks());
-    const std::int32_t* const row = table_;
-    const std::byte* const payload = store_->payload();
-    const std::int64_t unit_bytes = store_->unit_bytes();
-    constexpr std::size_t at_once = 64;  // more lines than can be on their way
-    constexpr std::size_t line = 64 / sizeof *row;
     for (std::size_t first = 0; first < blocks.size(); first += at_once) {
       const std::span<const std::int32_t> some =
           blocks.subspan(first, std::min(at_once, blocks.size() - first));
-      if (in_row <= some.size() * line) {  // fewer lines than blocks: all of them, in order
-        for (std::size_t at = 0; at < in_row; at += line) __builtin_prefetch(row + at);
-      } else {
-        for (const std::int32_t block : some) {
-          if (static_cast<std::uint32_t>(block) < in_row) __builtin_prefetch(row + block);
-        }
-      }
-      for (std::size_t i = 0; i < some.size(); ++i) {
-        const bool is_in_row = static_cast<std::uint32_t>(some[i]) < in_row;
-        const std::int32_t slot = is_in_row ? detail::load_mapped(row + some[i]) : -1;
-        found[first + i] = slot < 0 ? nullptr : payload + slot * unit_bytes;
-      }
+      fetch(some);
+      find_fetched(some, found.subspan(first));
     }
   }
   /// The same for kernels; also units that are committed later are found.
@@ -116,8 +100,46 @@ class store_lease {
 
  private:
   friend Store;
+  static constexpr std::size_t at_once = 64;  ///< more lines than can be on their way
+
   store_lease(Store* store, sequence_id key, std::int32_t layer, const std::int32_t* table)
       : store_(store), key_(key), layer_(layer), table_(table) {}
+  void fetch(std::span<const std::int32_t> blocks) const noexcept {
+    constexpr std::size_t line = 64 / sizeof *table_;
+    const auto in_row = static_cast<std::uint32_t>(store_->max_blocks());
+    if (in_row <= blocks.size() * line) {  // fewer lines than blocks: all of them, in order
+      for (std::size_t at = 0; at < in_row; at += line) __builtin_prefetch(table_ + at);
+    } else {
+      for (const std::int32_t block : blocks) {
+        if (static_cast<std::uint32_t>(block) < in_row) __builtin_prefetch(table_ + block);
+      }
+    }
+  }
+  void find_fetched(std::span<const std::int32_t> blocks,
+                    std::span<const std::byte*> found) const noexcept {
+    const auto in_row = static_cast<std::uint32_t>(store_->max_blocks());
+    const std::int32_t* const row = table_;
+    const std::byte* const payload = store_->payload();
+    const std::int64_t unit_bytes = store_->unit_bytes();
+    // What can be done before the lines are there: then few instructions are left for each block, so
+    // that many blocks, and the next call's, are under way at once.
+    std::uint32_t highest = 0;
+    for (const std::int32_t block : blocks) {
+      highest = std::max(highest, static_cast<std::uint32_t>(block));
+    }
+    if (highest < in_row) [[likely]] {
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        const std::int32_t slot = detail::load_mapped(row + blocks[i]);
+        found[i] = slot < 0 ? nullptr : payload + slot * unit_bytes;
+      }
+      return;
+    }
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      const bool is_in_row = static_cast<std::uint32_t>(blocks[i]) < in_row;
+      const std::int32_t slot = is_in_row ? detail::load_mapped(row + blocks[i]) : -1;
+      found[i] = slot < 0 ? nullptr : payload + slot * unit_bytes;
+    }
+  }
   [[nodiscard]] std::int32_t slot_of(std::int32_t block) const noexcept {
     if (store_ == nullptr || block < 0 || block >= store_->max_blocks()) return -1;
     return detail::load_mapped(table_ + block);
