@@ -394,7 +394,9 @@ class block_store {
     const std::int32_t block = blocks().catalog().block_of(sequence, position);
     detail::expects<std::logic_error>(block >= 0, "block_store: block ", position,
                                       " has no unit that could be named");
-    return blocks().name(block, key, stay);
+    const std::int32_t before =
+        position > 0 ? blocks().catalog().block_of(sequence, position - 1) : -1;
+    return blocks().name(block, key, stay, before);
   }
   /// The tag of a unit that is about to be committed. The bytes are the caller's still, so the lock
   /// is not held while they are read; a block with a slot that is written stays what it is.

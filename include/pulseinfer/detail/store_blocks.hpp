@@ -195,8 +195,10 @@ class store_blocks {
   }
 
   /// Gives a block a name, unless another has it.
+  /// @param before  the block before it in a sequence, -1 if there is none
   /// @throws std::logic_error  if it has another one; and what `Policy::check` does
-  name_outcome name(std::int32_t block, const block_key& key, const retention& stay) {
+  name_outcome name(std::int32_t block, const block_key& key, const retention& stay,
+                    std::int32_t before) {
     if constexpr (requires(const Policy& policy, const eviction_entry& e) { policy.check(e); }) {
       std::as_const(policy_).check({.priority = stay.priority, .keep_until = stay.keep_until});
     }
@@ -205,7 +207,10 @@ class store_blocks {
       expects<std::logic_error>(index_.key_of(block) == key, "block_store: block ", b.position,
                                 " has another name already");
     } else {
-      if (index_.insert(key, block, b.is_whole) != block) return name_outcome::exists;
+      const bool is_chained = before >= 0 && index_.contains(before);
+      if (index_.insert(key, block, b.is_whole, is_chained ? before : -1) != block) {
+        return name_outcome::exists;
+      }
       b.has_name = true;
       if (b.is_whole) tell(store_event::what::stored, block);
     }
