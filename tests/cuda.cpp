@@ -803,7 +803,7 @@ TEST_CASE("top-k: one row of 264, ragged rows, k at and above the row") {
   }
   const std::vector<std::int32_t> begin{0, 10, 50, 5, 99, 0, 30};
   const std::vector<std::int32_t> end{100, 10, 20, 6, 100, 17, 47};
-  for (std::int64_t k : {1, 16, 17, 99, 120}) {
+  for (std::int64_t k : {1, 17, 120}) {
     for (const auto way : top_k_ways) {
       check_top_k_case({100, k, 111, begin, end, drawn_keys(7 * 111, random), way});
     }
