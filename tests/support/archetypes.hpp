@@ -40,6 +40,14 @@ struct eviction_policy {
   std::int32_t capacity_ = 0;
 };
 
+/// Keeps everything out.
+struct admission_filter {
+  admission_filter() = default;
+  admission_filter(admission_filter&&) = default;
+  admission_filter& operator=(admission_filter&&) = default;
+  bool admit(std::uint64_t) { return false; }
+};
+
 struct row_group {
   row_group() = delete;
   int rank() const { return 0; }
