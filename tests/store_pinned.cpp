@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <vector>
 
@@ -28,6 +29,17 @@ constexpr std::int32_t blocks = 24;
 constexpr pulseinfer::kv_geometry geometry{
     .layers = 1, .kv_heads = 3, .head_dim = 48, .block_tokens = 8};
 static_assert(geometry.unit_bytes() == 4'608);
+
+/// Of registered memory its device sees each further chunk a page further off.
+struct apart_backend : backend {
+  explicit apart_backend(const backend& base) : backend(base) {}
+  template <class T>
+  [[nodiscard]] T* device_pointer(T* p) const {
+    return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(p) +
+                                4'096 * static_cast<std::uintptr_t>((*asked)++));
+  }
+  std::shared_ptr<int> asked = std::make_shared<int>(0);
+};
 
 /// Nobody fills it but who waits for it.
 pinned_options later() {
@@ -113,4 +125,22 @@ TEST_CASE("store pinned: chunks that would end within units are refused") {
       "block_store: pinned chunks of 4096 bytes end within units of 4608, expected "
       "pinned_options::unit_bytes to be that",
       std::invalid_argument);
+}
+
+TEST_CASE("fault 101: chunks that the device sees apart are not taken for one piece of memory") {
+  pinned_options options = later();
+  options.in_background = false;
+  const apart_backend machine(test::make_backend());
+  const pulseinfer::paged_backend<apart_backend> memory(machine, options);
+  using store_type = pulseinfer::block_store<pulseinfer::paged_backend<apart_backend>>;
+  const pulseinfer::block_store_options sizes{
+      .capacity_bytes = blocks * geometry.unit_bytes(), .max_sequences = 1, .max_blocks = blocks};
+  const store_type in_three(memory, geometry, sizes);
+  CHECK(memory.resource().find(in_three.payload())->report().chunks == 3);
+  CHECK_THROWS_AS((void)in_three.device_payload(), pulseinfer::device_error);
+  options.max_chunk_bytes = pinned_options::most_chunk_bytes;
+  *machine.asked = 5;
+  const pulseinfer::paged_backend<apart_backend> whole(machine, options);
+  const store_type in_one(whole, geometry, sizes);
+  CHECK(in_one.device_payload() == in_one.payload() + 5 * 4'096);  // as the device says
 }
