@@ -69,10 +69,11 @@ class store_lease {
     }
   }
   /// The same for kernels; also units that are committed later are found.
-  [[nodiscard]] store_view device_view() const noexcept {
+  /// @throws as block_store::device_payload
+  [[nodiscard]] store_view device_view() const {
     if (store_ == nullptr) return {};
-    return {.slots = store_->memory_.device_table + (table_ - store_->memory_.table.data()),
-            .payload = store_->memory_.device_payload,
+    return {.slots = store_->memory_.device_table() + (table_ - store_->memory_.table()),
+            .payload = store_->memory_.device_payload(),
             .unit_bytes = store_->unit_bytes(),
             .blocks = store_->max_blocks()};
   }
