@@ -42,6 +42,7 @@ struct rig_options {
   pulseinfer::integrity integrity = pulseinfer::integrity::none;
   pulseinfer::hot_replacement replacement = pulseinfer::hot_replacement::least_recent;
   std::vector<std::int32_t> pages_of_layer = {};
+  bool predicts = false;
 };
 
 template <class Backend>
@@ -70,6 +71,7 @@ class offload_rig {
              .max_blocks = max_blocks,
              .steps_in_flight = o.steps_in_flight,
              .replacement = o.replacement,
+             .predicts = o.predicts,
              .pages_of_layer = o.pages_of_layer}),
         stream(machine.make_stream(pulseinfer::stream_priority::normal)),
         ids_(with, std::size_t{3} * static_cast<std::size_t>(o.budget)),
