@@ -259,7 +259,7 @@ TEST_CASE("lookahead: a call that fails, or finds no room, changes nothing") {
 }
 
 TEST_CASE("lookahead: without `predicts` there is none") {
-  backend machine(test::make_backend());
+  const backend machine{test::make_backend()};
   rig r(machine);
   CHECK_THROWS_AS(
       (pulseinfer::lookahead<backend, pulseinfer::block_store<backend>>(r.hot, r.mover)),
@@ -274,7 +274,8 @@ TEST_CASE("lookahead: without `predicts` there is none") {
 }
 
 TEST_CASE("lookahead: in steady state a guess allocates nothing") {
-  guesser r(backend(test::make_backend()));
+  const backend machine{test::make_backend()};
+  guesser r(machine);
   const auto list = r.choice({{1, 2, 3}});
   const auto& batch = r.rows_of({0});
   std::uint64_t least = 1000;
