@@ -9,9 +9,10 @@
 // ready request of a batch of 4,096 over the same of one of 256. Counters have other sizes, all
 // requests in one batch, and `next` of all other kinds. There is no baseline but the target.
 //
-// interleaved_vs_blocking: a decode of 16 requests through 12 layers, three times, over a host backend of
-// two workers whose link is paced to a sixteenth of what one thread copies (2.3 us more a copy). Each
-// request recalls 4 units of 64 KiB a layer, from a store of 1,024 units (64 MiB, on plain pages),
+// interleaved_vs_blocking: a decode of 16 requests through 12 layers, three times, over a host
+// backend of two workers whose link is paced to a sixteenth of what one thread copies (2.3 us more
+// a copy). Each request recalls 4 units of 64 KiB a layer, from a store of 1,024 units (64 MiB, on
+// plain pages),
 // into its own pages; a layer's kernel reads all of them, and holds its stream for a fixed time:
 // weights, a tenth of what a layer of all 16 takes, and the rest evenly for the requests. (It
 // sleeps: a device would not take a CPU from those that gather, and the link's thread spins
