@@ -47,6 +47,8 @@
 #include "pulseinfer/link_snapshot.hpp"
 #include "pulseinfer/layer_scheduler.hpp"
 #include "pulseinfer/lookahead.hpp"
+#include "pulseinfer/layer_scheduler.hpp"
+#include "pulseinfer/layout.hpp"
 #include "pulseinfer/machine_calibration.hpp"
 #include "pulseinfer/numa.hpp"
 #include "pulseinfer/page_region.hpp"
