@@ -27,11 +27,13 @@ class book {
     texts_ = &texts;
     all_.assign(plan_.size(), {});
     for (const text_result& text : texts) {
+      if (text.for_length) continue;
       for (std::size_t i = 0; i < plan_.size(); ++i) all_[i].add(text.all[i]);
     }
   }
 
-  /// What a run gave over all texts; nothing while the plan is being made.
+  /// What a run gave over all texts that are not here for their length; nothing while the plan is
+  /// being made.
   const outcome& operator()(const run& r) {
     const std::size_t i = find(r);
     return is_open() ? all_[i] : nothing_;
@@ -51,6 +53,7 @@ class book {
       }
       if (is_open()) return i;
       have.keep_lists = have.keep_lists || r.keep_lists;
+      have.all_lengths = have.all_lengths || r.all_lengths;
       for (const double capacity : r.capacities) {
         if (std::find(have.capacities.begin(), have.capacities.end(), capacity) ==
             have.capacities.end()) {

@@ -62,6 +62,7 @@ void study(const command_line& line) {
   fidelity::book book;
   std::vector<fidelity::series> plot;
   demo::report report;
+  std::string trace;
   const auto tables = [&] {
     report = {};
     fidelity::digests_table(book);
@@ -71,6 +72,8 @@ void study(const command_line& line) {
     fidelity::residency_table(book);
     plot = fidelity::moved_table(book);
     fidelity::foresight_table(book);
+    fidelity::lengths_table(book);
+    trace = fidelity::overlap_trace(book);
     fidelity::figures(book, report);
   };
   tables();
@@ -79,7 +82,12 @@ void study(const command_line& line) {
   for (const auto& path : line.captures) {
     demo::capture capture = demo::load_capture(path.string());
     if (line.steps > 0) capture.steps = std::min(capture.steps, line.steps);
-    texts.push_back(fidelity::study_text(path.stem().string(), capture, book.plan(), line.threads));
+    const std::string name = path.stem().string();
+    // licence-4k is the licence again, cut shorter.
+    const std::string whole = name.substr(0, name.find('-'));
+    const bool for_length =
+        std::any_of(texts.begin(), texts.end(), [&](const auto& t) { return t.name == whole; });
+    texts.push_back(fidelity::study_text(name, capture, book.plan(), for_length, line.threads));
   }
   book.open(texts);
   tables();
@@ -87,11 +95,14 @@ void study(const command_line& line) {
   fidelity::write_text(line.out / "mass.svg",
                        fidelity::svg_plot("Attention mass against bytes moved",
                                           "KiB moved a token and layer", "mass", plot));
+  fidelity::write_text(line.out / "overlap.csv", trace);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   report.number("study_seconds", seconds.count());
   report.write(line.out / "report.json");
-  std::printf("\n  %s\n  %s\n", (line.out / "report.json").string().c_str(),
-              (line.out / "mass.svg").string().c_str());
+  std::printf("\n");
+  for (const char* file : {"report.json", "mass.svg", "overlap.csv"}) {
+    std::printf("  %s\n", (line.out / file).string().c_str());
+  }
 }
 
 }  // namespace

@@ -29,6 +29,7 @@ struct run {
   steps_of steps = steps_of::sample;
   std::vector<double> capacities;  ///< of hot buffers to run through, in budgets; every step only
   bool keep_lists = false;         ///< for what compares layers
+  bool all_lengths = false;        ///< also over texts that are here for their length
 
   [[nodiscard]] std::int32_t budget_for(std::int64_t context_blocks) const {
     if (budget > 0) return budget;
@@ -49,8 +50,10 @@ struct outcome {
   double chosen = 0;       ///< units of all steps
   double layer_union = 0;  ///< units that the lists of a step have together, with one unit a block
   double kv_union = 0;     ///< the same with a unit for each KV head
-  std::vector<double> missed;  ///< for each capacity, units of all steps but the first
-  std::int64_t firsts = 0;     ///< first steps among `mass`
+  // Of the hot buffers, all steps but the first, which fills them.
+  std::vector<double> missed;                     ///< for each capacity, units
+  double asked = 0;                               ///< units
+  std::int64_t later = 0;                         ///< steps
   std::vector<std::vector<std::int64_t>> misses;  ///< for each capacity, of each step
   double shared[std::size(lags)] = {};            ///< part of a list that was chosen a lag before
   std::int64_t shares[std::size(lags)] = {};
@@ -60,7 +63,8 @@ struct outcome {
     error += o.error;
     errors += o.errors;
     chosen += o.chosen;
-    firsts += o.firsts;
+    asked += o.asked;
+    later += o.later;
     layer_union += o.layer_union;
     kv_union += o.kv_union;
     missed.resize(std::max(missed.size(), o.missed.size()));
@@ -144,7 +148,6 @@ inline outcome measure(const run& what, const oracle& truth, layer_chooser& choo
                        const chosen_lists& lists, std::span<const std::int64_t> steps,
                        std::int32_t kv_heads) {
   outcome out;
-  out.firsts = 1;
   const double unit = lists.per_step == 1 ? 1.0 : 1.0 / kv_heads;
   const std::int32_t groups = lists.per_step == 1 ? 1 : kv_heads;
   // Every head its own list: what is read of a KV head is the union of its query heads' lists.
@@ -168,13 +171,19 @@ inline outcome measure(const run& what, const oracle& truth, layer_chooser& choo
     }
   }
   out.chosen = out.kv_union;
+  // Heads that each have a list share the units of a layer: what is moved is what any of them has.
+  const chosen_lists& moved = lists.per_step > kv_heads ? whole : lists;
+  const double moved_unit = lists.per_step > kv_heads ? 1.0 : unit;
+  const auto blocks_from = [&](std::ptrdiff_t list) {
+    return static_cast<double>(
+        std::accumulate(moved.counts.begin() + list, moved.counts.end(), std::int64_t{0}));
+  };
+  if (!what.capacities.empty()) {
+    out.asked = blocks_from(moved.per_step) * moved_unit;
+    out.later = moved.steps() - 1;
+  }
   for (const double capacity : what.capacities) {
-    // Heads that each have a list share the units of a layer: what is moved is what any of them has.
-    const chosen_lists& moved = lists.per_step > kv_heads ? whole : lists;
-    const double moved_unit = lists.per_step > kv_heads ? 1.0 : unit;
-    const double mean_list = static_cast<double>(std::accumulate(
-                                 moved.counts.begin(), moved.counts.end(), std::int64_t{0})) /
-                             static_cast<double>(moved.counts.size());
+    const double mean_list = blocks_from(0) / static_cast<double>(moved.counts.size());
     const auto pages = static_cast<std::int32_t>(std::lround(capacity * mean_list));
     out.misses.push_back(chooser.misses(moved, std::max(pages, moved.k)));
     const auto& each = out.misses.back();

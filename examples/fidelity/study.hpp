@@ -55,6 +55,7 @@ inline constexpr std::size_t sources = 4;
 /// What came of one text.
 struct text_result {
   std::string name;
+  bool for_length = false;          ///< another text cut shorter: only in what compares lengths
   std::int64_t context_blocks = 0;  ///< at the first step
   std::int64_t unit_bytes = 0;
   std::int32_t layers = 0;
@@ -102,7 +103,7 @@ inline void compare_lists(foresight& to, std::span<const double> mass,
 inline constexpr std::int64_t sample_every = 16;
 
 inline layer_result study_layer(const demo::capture& c, std::int32_t layer,
-                                std::span<const run> plan) {
+                                std::span<const run> plan, bool for_length) {
   const auto l = static_cast<std::size_t>(layer);
   const oracle truth(c, layer, sample_every);
   layer_chooser chooser(c, layer);
@@ -114,13 +115,17 @@ inline layer_result study_layer(const demo::capture& c, std::int32_t layer,
 
   layer_result out;
   for (const run& r : plan) {
+    if (for_length && !r.all_lengths) {
+      out.runs.emplace_back();
+      continue;
+    }
     const auto& steps = r.steps == steps_of::every ? every : sample;
     const std::int32_t budget = r.budget_for(context);
     chosen_lists lists =
         r.exact ? choose_exactly(truth, chooser, r.how.over, c.geometry.kv_heads, budget, steps)
                 : chooser.choose(r.how, budget, steps, c.queries[l]);
     out.runs.push_back(measure(r, truth, chooser, lists, steps, c.geometry.kv_heads));
-    if (!r.keep_lists) continue;
+    if (!r.keep_lists || for_length) continue;
     const auto foretell = [&](source from, const chosen_lists& told, std::int64_t behind) {
       for (std::int64_t s = behind; s < c.steps; ++s) {
         compare_lists(out.foretold[static_cast<std::size_t>(from)], truth.mean_mass(s),
@@ -195,14 +200,16 @@ void in_parallel(std::size_t count, int threads, const Work& work) {
 }
 
 /// The plan over one text. Says on stderr how far it is.
+///
+/// @param for_length  only the runs that all lengths have; the others give nothing
 inline text_result study_text(const std::string& name, const demo::capture& c,
-                              std::span<const run> plan, int threads) {
+                              std::span<const run> plan, bool for_length, int threads) {
   const auto begin = std::chrono::steady_clock::now();
   const auto layers = static_cast<std::size_t>(c.geometry.layers);
   std::vector<layer_result> done(layers);
   std::atomic<int> finished{0};
   in_parallel(layers, threads, [&](std::size_t l) {
-    done[l] = study_layer(c, static_cast<std::int32_t>(l), plan);
+    done[l] = study_layer(c, static_cast<std::int32_t>(l), plan, for_length);
     const std::chrono::duration<double> so_far = std::chrono::steady_clock::now() - begin;
     const int count = ++finished;
     if (count % 10 != 0 && count != static_cast<int>(layers)) return;
@@ -212,6 +219,7 @@ inline text_result study_text(const std::string& name, const demo::capture& c,
 
   text_result text;
   text.name = name;
+  text.for_length = for_length;
   text.context_blocks = c.geometry.blocks_of(c.prompt_tokens);
   text.unit_bytes = c.geometry.unit_bytes();
   text.layers = c.geometry.layers;

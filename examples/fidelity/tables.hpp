@@ -150,11 +150,7 @@ inline void overlap_table(book& b) {
 
 /// Hits of all steps but the first, which fills.
 inline double hit_rate(book& b, const run& r, double capacity, const outcome& o) {
-  const double first = o.chosen / static_cast<double>(o.mass.size());
-  const double steps = static_cast<double>(o.mass.size());
-  // A text's first step chooses as much as the others do, and there is one a layer.
-  const double firsts = b.is_open() ? first * static_cast<double>(o.firsts) : 0;
-  return 1 - b.missed(o, r, capacity) / (first * steps - firsts);
+  return 1 - b.missed(o, r, capacity) / o.asked;
 }
 
 inline void residency_table(book& b) {
@@ -175,18 +171,18 @@ inline void residency_table(book& b) {
 /// Mass against what crosses the link for a token, over all layers, with a hot buffer of twice the
 /// list.
 inline std::vector<series> moved_table(book& b) {
-  b.print("\nMass against KiB moved a token and layer, hot buffer of twice the list\n");
+  b.print("\nMass against KiB moved a token and layer, hot buffer of twice the list,\n");
+  b.print("budgets of 1/64, 1/32, 1/16 and 1/8 of the context\n");
   std::vector<series> plot;
   const auto line = [&](const std::string& name, const choice& how) {
     b.print("  %-28s", name.c_str());
     series points{name, {}};
-    for (const std::int32_t k : {16, 32, 64, 128}) {
-      const run r = consecutive(how, k, 0, {2.0});
+    for (const std::int32_t part : {64, 32, 16, 8}) {
+      const run r = consecutive(how, 0, part, {2.0});
       const outcome& o = b(r);
       if (!b.is_open()) continue;
-      const double steps = static_cast<double>(o.mass.size()) - static_cast<double>(o.firsts);
-      const double kib =
-          b.missed(o, r, 2.0) / steps * static_cast<double>(b.texts().front().unit_bytes) / 1024;
+      const double kib = b.missed(o, r, 2.0) / static_cast<double>(o.later) *
+                         static_cast<double>(b.texts().front().unit_bytes) / 1024;
       b.print("  %.4f at %6.2f", o.mean_mass(), kib);
       points.points.emplace_back(kib, o.mean_mass());
     }
@@ -217,14 +213,77 @@ inline void foresight_table(book& b) {
       "own list of the step before", "list of the layer before"};
   for (std::size_t i = 0; i < sources; ++i) {
     foresight sum;
-    for (const text_result& t : b.texts()) sum.add(t.foretold[i]);
+    for (const text_result& t : b.texts()) {
+      if (!t.for_length) sum.add(t.foretold[i]);
+    }
     row(names[i], sum);
   }
   for (std::size_t i = 0; i < std::size(anchor_strides); ++i) {
     foresight sum;
-    for (const text_result& t : b.texts()) sum.add(t.anchored[i]);
+    for (const text_result& t : b.texts()) {
+      if (!t.for_length) sum.add(t.anchored[i]);
+    }
     row("anchor: one layer in " + std::to_string(anchor_strides[i]) + " chooses", sum);
   }
+}
+
+/// What the length of a context changes: one text, cut at several lengths, and the other texts.
+inline void lengths_table(book& b) {
+  b.print("\nEach text and length, recommended: one list against a list a head, hits at 2x k\n");
+  b.print("  %-14s %7s  %-34s  %-34s\n", "", "", "budget 1/16 of the context", "budget 64");
+  b.print("  %-14s %7s", "text", "blocks");
+  for (int i = 0; i < 2; ++i) b.print("  %7s %7s %7s %7s", "k", "mass", "ratio", "hits");
+  b.print("\n");
+  const std::size_t texts = b.is_open() ? b.texts().size() : 1;
+  for (std::size_t t = 0; t < texts; ++t) {
+    if (b.is_open()) {
+      b.print("  %-14s %7lld", b.texts()[t].name.c_str(),
+              static_cast<long long>(b.texts()[t].context_blocks));
+    }
+    for (const auto& [budget, part] : {std::pair{0, 16}, {64, 0}}) {
+      run one = consecutive(recommended, budget, part, {2.0});
+      run own = consecutive(with_scope(recommended, scope::query_head), budget, part, {});
+      one.all_lengths = own.all_lengths = true;
+      const outcome& o = b.of(t, one);
+      const double own_mass = b.of(t, own).mean_mass();
+      if (!b.is_open()) continue;
+      b.print("  %7d %7.4f %7.4f %7.4f", one.budget_for(b.texts()[t].context_blocks), o.mean_mass(),
+              o.mean_mass() / own_mass, hit_rate(b, one, 2.0, o));
+    }
+    b.print("\n");
+  }
+}
+
+/// How often a layer has to bring something, step by step: what a simulation may be fed with.
+/// Lines of text, layer, blocks of the context, of the budget and of the hot buffer, and the misses
+/// of every step.
+inline std::string overlap_trace(book& b) {
+  const std::vector<double> through{1.5, 2.0, 3.0};
+  const run r = consecutive(recommended, 0, 16, through);
+  const std::size_t at = b.find(r);
+  if (!b.is_open()) return {};
+  std::string out = "text,layer,context_blocks,budget_blocks,hot_blocks,misses_of_each_step\n";
+  for (const text_result& text : b.texts()) {
+    if (text.for_length) continue;
+    const std::int32_t budget = r.budget_for(text.context_blocks);
+    for (std::size_t l = 0; l < text.layer.size(); ++l) {
+      for (const double capacity : through) {
+        const auto& all = b.plan()[at].capacities;
+        const auto c =
+            static_cast<std::size_t>(std::find(all.begin(), all.end(), capacity) - all.begin());
+        out += text.name + "," + std::to_string(l) + "," + std::to_string(text.context_blocks) +
+               "," + std::to_string(budget) + "," + std::to_string(std::lround(capacity * budget)) +
+               ",";
+        const auto& misses = text.layer[l][at].misses[c];
+        for (std::size_t s = 0; s < misses.size(); ++s) {
+          if (s > 0) out += ' ';
+          out += std::to_string(misses[s]);
+        }
+        out += "\n";
+      }
+    }
+  }
+  return out;
 }
 
 /// The figures that have targets, and those beside them.
@@ -249,6 +308,7 @@ inline void figures(book& b, demo::report& report) {
   report.number("hot_buffer_hit_rate", hit_rate(b, hot, 2.0, b(hot)));
   if (b.is_open()) {
     for (std::size_t t = 0; t < b.texts().size(); ++t) {
+      if (b.texts()[t].for_length) continue;
       const std::string& name = b.texts()[t].name;
       report.number("hot_buffer_hit_rate_" + name, hit_rate(b, hot, 2.0, b.of(t, hot)));
       const run own = consecutive(with_scope(recommended, scope::query_head), 0, 16, {});
