@@ -138,6 +138,57 @@ TEST_CASE("hot buffer: exactly as many pages as the budget") {
   });
 }
 
+TEST_CASE("hot buffer: a layer uses the first of the pages, as many as it has") {
+  each([](backend machine) {
+    rig r(machine, {.pages_of_layer = {4, 6}});
+    const auto id = r.stored(1, blocks(20));
+    r.lend(0, 10, 6);
+    r.lend(1, 20, 5);
+    r.lend(2, 30, 4);
+    for (const std::int32_t request : {0, 1, 2}) {
+      (void)settle(r, 0, request, id, {0, 1, 2, 3});
+      (void)settle(r, 1, request, id, {0, 1, 2, 3});
+      // The layer of exactly the budget has given up two for these, the other one has not.
+      (void)settle(r, 0, request, id, {2, 3, 4, 5});
+      (void)settle(r, 1, request, id, {2, 3, 4, 5});
+      CHECK((settle(r, 0, request, id, {0, 1}) == ints{0, 1}));
+      const std::size_t kept = request == 0 ? 2 : request == 1 ? 1 : 0;
+      CHECK(settle(r, 1, request, id, {0, 1}).size() == 2 - kept);
+      const auto step = r.resolve(0, {request}, {{6, 7, 8, 9}});
+      REQUIRE(step.has_value());
+      const auto table = r.pages_of(*step);
+      for (const std::int32_t page : table[0]) {
+        CHECK(page >= 10 * (request + 1));
+        CHECK(page < 10 * (request + 1) + 4);
+      }
+      r.hot.discard(*step, r.rows_of({request}), r.stream);
+    }
+    r.machine.sync(r.stream);
+  });
+}
+
+TEST_CASE("hot buffer: a unit chosen often outlives one chosen lately, if that is asked for") {
+  each([](backend machine) {
+    for (const auto rule :
+         {pulseinfer::hot_replacement::least_recent, pulseinfer::hot_replacement::least_used}) {
+      rig r(machine, {.replacement = rule});
+      const auto id = r.stored(1, blocks(20));
+      r.lend(0, 10, 6);
+      for (int i = 0; i < 6; ++i) (void)settle(r, 0, 0, id, {1, 2});
+      (void)settle(r, 0, 0, id, {3, 4, 5, 6});
+      const auto step = r.resolve(0, {0}, {{7, 8}});
+      REQUIRE(step.has_value());
+      r.machine.sync(r.stream);
+      ints gone;
+      for (const auto& miss : step->misses(0)) gone.push_back(miss.victim);
+      CHECK(
+          (gone == (rule == pulseinfer::hot_replacement::least_recent ? ints{1, 2} : ints{3, 4})));
+      r.hot.discard(*step, r.rows_of({0}), r.stream);
+      r.machine.sync(r.stream);
+    }
+  });
+}
+
 TEST_CASE("hot buffer: requests and layers do not mix") {
   each([](backend machine) {
     rig r(machine);

@@ -7,20 +7,23 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <utility>
 #include <vector>
 
 #include "pulseinfer/detail/cpu_kernels.hpp"
 #include "pulseinfer/detail/random.hpp"
+#include "pulseinfer/detail/resolve_row.hpp"
+#include "pulseinfer/detail/use_rank.hpp"
 #include "support/lanes.hpp"
 
 namespace {
 
 using pulseinfer::unit_miss;
 using pulseinfer::unit_status;
+using pulseinfer::detail::single_lane;
+using pulseinfer::detail::use_rank;
 
 /// The tables of one layer.
 struct tables {
@@ -29,8 +32,9 @@ struct tables {
       : slots_each(slots),
         blocks_each(blocks),
         block_in(requests * slots, -1),
-        last_use(requests * slots, 0),
-        last_step(requests, 0),
+        rank(requests * slots, 0),
+        clock(requests, 0),
+        reach(requests, 0),
         slot_of(requests * blocks, -1),
         page_in(requests * slots),
         lent(lent_slots) {
@@ -41,12 +45,14 @@ struct tables {
   }
   pulseinfer::detail::residency_tables view() {
     return {.block_in = block_in.data(),
-            .last_use = last_use.data(),
-            .last_step = last_step.data(),
+            .rank = rank.data(),
+            .clock = clock.data(),
+            .reach = reach.data(),
             .slot_of = slot_of.data(),
             .page_in = page_in.data(),
             .lent = lent.data(),
             .slots = static_cast<std::int64_t>(slots_each),
+            .usable = usable,
             .max_blocks = static_cast<std::int64_t>(blocks_each)};
   }
   /// block_in and slot_of say the same of each other, and no slot beyond those lent is used.
@@ -75,12 +81,20 @@ struct tables {
 
   std::size_t slots_each;
   std::size_t blocks_each;
+  std::int64_t usable = 1 << 24;
   std::vector<std::int32_t> block_in;
-  std::vector<std::int64_t> last_use;
-  std::vector<std::int64_t> last_step;
+  std::vector<std::int32_t> rank;
+  std::vector<std::int32_t> clock;
+  std::vector<std::int32_t> reach;
   std::vector<std::int32_t> slot_of;
   std::vector<std::int32_t> page_in;
   std::vector<std::int32_t> lent;
+};
+
+/// A miss.
+struct moved {
+  std::int32_t block, slot, victim;
+  bool operator==(const moved&) const = default;
 };
 
 /// What a step is given and what it says.
@@ -91,37 +105,38 @@ struct step {
         ids(row_count * budget, -1),
         counts(row_count),
         pages(row_count * budget, 77),
-        victims(row_count * budget, 77),
-        misses(row_count * budget, unit_miss{77, 77, 77, unit_status::refused}),
+        scratch(4 * row_count * budget, 77),
+        misses(row_count * budget, unit_miss{77, 77, 77, 77, unit_status::refused}),
         miss_counts(row_count, 77),
         chosen_counts(row_count, 77) {}
   std::int64_t rows() const { return static_cast<std::int64_t>(requests.size()); }
   /// Step `number` of every request.
-  pulseinfer::detail::resolve_row body(tables& t, std::int64_t number) {
-    std::fill(t.last_step.begin(), t.last_step.end(), number - 1);
+  pulseinfer::detail::resolve_row body(tables& t, std::int32_t number, const use_rank& by = {}) {
+    std::fill(t.clock.begin(), t.clock.end(), (number - 1) * by.per_step);
     return {.tables = t.view(),
             .requests = requests.data(),
             .ids = ids.data(),
             .counts = counts.data(),
             .k = static_cast<std::int64_t>(k),
             .pages = pages.data(),
-            .victims = victims.data(),
+            .scratch = scratch.data(),
             .misses = misses.data(),
             .miss_counts = miss_counts.data(),
-            .chosen_counts = chosen_counts.data()};
+            .chosen_counts = chosen_counts.data(),
+            .ranks = by};
   }
-  std::vector<std::pair<std::int32_t, std::int32_t>> misses_of(std::size_t row) const {
-    std::vector<std::pair<std::int32_t, std::int32_t>> found;
+  std::vector<moved> misses_of(std::size_t row) const {
+    std::vector<moved> found;
     for (std::int32_t i = 0; i < miss_counts[row]; ++i) {
       const unit_miss& miss = misses[row * k + static_cast<std::size_t>(i)];
       CHECK(miss.status == unit_status::pending);
-      found.emplace_back(miss.block, miss.slot);
+      found.push_back({miss.block, miss.slot, miss.victim});
     }
     return found;
   }
 
   std::size_t k;
-  std::vector<std::int32_t> requests, ids, counts, pages, victims;
+  std::vector<std::int32_t> requests, ids, counts, pages, scratch;
   std::vector<unit_miss> misses;
   std::vector<std::int32_t> miss_counts, chosen_counts;
 };
@@ -150,85 +165,133 @@ void choose(step& s, std::size_t blocks, pulseinfer::detail::random_source& draw
   }
 }
 
-/// One request by the book: a slot is a block and the step of its last use.
+/// One request by the book: a slot is a block, what its uses are worth, and whether it is in use.
 struct model {
   struct slot {
     std::int32_t block = -1;
-    std::int64_t use = 0;
+    std::int32_t rank = 0;
+    bool in_use = false;
   };
   std::vector<slot> slots;
+  use_rank by;
 
-  /// The slot of each chosen block, and the misses: (block, slot).
-  std::vector<std::int32_t> resolve(const std::vector<std::int32_t>& chosen, std::int64_t number,
-                                    std::vector<std::pair<std::int32_t, std::int32_t>>& misses) {
+  /// The slot of each chosen block, and the misses.
+  std::vector<std::int32_t> resolve(const std::vector<std::int32_t>& chosen, std::int32_t number,
+                                    std::vector<moved>& misses) {
     std::vector<std::int32_t> where(chosen.size(), -1);
+    for (slot& s : slots) s.in_use = false;
     for (std::size_t i = 0; i < chosen.size(); ++i) {
       for (std::size_t s = 0; s < slots.size(); ++s) {
         if (slots[s].block != chosen[i]) continue;
         where[i] = static_cast<std::int32_t>(s);
-        slots[s].use = number;
+        slots[s].rank = by.again(slots[s].rank, number * by.per_step);
+        slots[s].in_use = true;
       }
     }
-    const auto wanted = std::count(where.begin(), where.end(), -1);
-    std::vector<std::size_t> order(slots.size());
-    for (std::size_t s = 0; s < order.size(); ++s) order[s] = s;
+    const auto wanted = static_cast<std::size_t>(std::count(where.begin(), where.end(), -1));
+    std::vector<std::size_t> order;
+    for (std::size_t s = 0; s < slots.size(); ++s) {
+      if (!slots[s].in_use) order.push_back(s);  // nothing that this step uses is given up
+    }
+    REQUIRE(order.size() >= wanted);
     std::stable_sort(order.begin(), order.end(),
-                     [&](std::size_t a, std::size_t b) { return slots[a].use < slots[b].use; });
-    order.resize(static_cast<std::size_t>(wanted));
+                     [&](std::size_t a, std::size_t b) { return slots[a].rank < slots[b].rank; });
+    order.resize(wanted);
     std::sort(order.begin(), order.end());
     std::size_t next = 0;
     for (std::size_t i = 0; i < chosen.size(); ++i) {
       if (where[i] >= 0) continue;
       const std::size_t s = order[next++];
-      CHECK(slots[s].use < number);  // nothing that this step uses is given up
-      slots[s] = {chosen[i], number};
       where[i] = static_cast<std::int32_t>(s);
-      misses.emplace_back(chosen[i], where[i]);
+      misses.push_back({chosen[i], where[i], slots[s].block});
+      slots[s] = {chosen[i], number * by.per_step, true};
     }
     return where;
   }
 };
 
+/// The default rule, and uses that fade with several half-lives.
+std::vector<use_rank> rules() {
+  std::vector<use_rank> all(1);
+  for (const std::int32_t bits : {4, 7, 10}) {
+    use_rank by;
+    by.per_step = 16;
+    by.unit_bits = bits;
+    all.push_back(by);
+  }
+  return all;
+}
+
 }  // namespace
 
-TEST_CASE("residency: hits stay, the slots used longest ago go, as a slow model has it") {
-  pulseinfer::detail::random_source draw(11);
+TEST_CASE("residency: hits stay, the slots worth least go, as a slow model has it") {
   constexpr std::size_t requests = 3, slots = 9, blocks = 20, k = 5;
-  const std::vector<std::int32_t> lent = {9, 5, 7};  // the second exactly the budget
-  tables t(requests, slots, blocks, lent);
-  std::vector<model> models;
-  for (const std::int32_t count : lent) {
-    models.push_back({std::vector<model::slot>(static_cast<std::size_t>(count))});
-  }
-  for (std::int64_t number = 1; number <= 400; ++number) {
-    step s(requests, k);
-    // Skewed: the more often a block is chosen again, the more is hit.
-    choose(s, number % 3 == 0 ? blocks : 8, draw);
-    const auto body = s.body(t, number);
-    for (std::int64_t row = 0; row < s.rows(); ++row) body(row, pulseinfer::detail::single_lane{});
-    for (std::size_t row = 0; row < requests; ++row) {
-      const auto request = static_cast<std::size_t>(s.requests[row]);
-      const auto first = s.ids.begin() + static_cast<std::ptrdiff_t>(row * k);
-      const std::vector<std::int32_t> chosen(first, first + s.counts[row]);
-      std::vector<std::pair<std::int32_t, std::int32_t>> misses;
-      const auto where = models[request].resolve(chosen, number, misses);
-      CHECK(s.chosen_counts[row] == s.counts[row]);
-      CHECK((s.misses_of(row) == misses));
-      for (std::size_t i = 0; i < k; ++i) {
-        const std::int32_t page =
-            i < chosen.size() ? t.page_in[request * slots + static_cast<std::size_t>(where[i])]
-                              : -1;
-        CHECK(s.pages[row * k + i] == page);
-      }
-      for (std::int32_t i = 0; i < s.miss_counts[row]; ++i) {
-        const unit_miss& miss = s.misses[row * k + static_cast<std::size_t>(i)];
-        CHECK(miss.page == t.page_in[request * slots + static_cast<std::size_t>(miss.slot)]);
-      }
-      for (std::size_t i = 0; i < models[request].slots.size(); ++i) {
-        CHECK(t.block_in[request * slots + i] == models[request].slots[i].block);
-      }
+  for (const use_rank& by : rules()) {
+    CAPTURE(by.unit_bits);
+    pulseinfer::detail::random_source draw(11);
+    const std::vector<std::int32_t> lent = {9, 5, 7};  // the second exactly the budget
+    tables t(requests, slots, blocks, lent);
+    t.usable = 8;  // of the first's nine slots the layer uses eight
+    std::vector<model> models;
+    for (const std::int32_t count : {8, 5, 7}) {
+      models.push_back({std::vector<model::slot>(static_cast<std::size_t>(count)), by});
     }
-    REQUIRE(t.are_inverse());
+    for (std::int32_t number = 1; number <= 200; ++number) {
+      step s(requests, k);
+      // Skewed: the more often a block is chosen again, the more is hit.
+      choose(s, number % 3 == 0 ? blocks : 8, draw);
+      const auto body = s.body(t, number, by);
+      for (std::int64_t row = 0; row < s.rows(); ++row) body(row, single_lane{});
+      for (std::size_t row = 0; row < requests; ++row) {
+        const auto request = static_cast<std::size_t>(s.requests[row]);
+        const auto first = s.ids.begin() + static_cast<std::ptrdiff_t>(row * k);
+        const std::vector<std::int32_t> chosen(first, first + s.counts[row]);
+        std::vector<moved> misses;
+        const auto where = models[request].resolve(chosen, number, misses);
+        CHECK(s.chosen_counts[row] == s.counts[row]);
+        CHECK((s.misses_of(row) == misses));
+        for (std::size_t i = 0; i < k; ++i) {
+          const std::int32_t page =
+              i < chosen.size() ? t.page_in[request * slots + static_cast<std::size_t>(where[i])]
+                                : -1;
+          CHECK(s.pages[row * k + i] == page);
+        }
+        for (std::int32_t i = 0; i < s.miss_counts[row]; ++i) {
+          const unit_miss& miss = s.misses[row * k + static_cast<std::size_t>(i)];
+          CHECK(miss.page == t.page_in[request * slots + static_cast<std::size_t>(miss.slot)]);
+        }
+        for (std::size_t i = 0; i < models[request].slots.size(); ++i) {
+          CHECK(t.block_in[request * slots + i] == models[request].slots[i].block);
+          CHECK(t.rank[request * slots + i] == models[request].slots[i].rank);
+        }
+      }
+      REQUIRE(t.are_inverse());
+    }
+  }
+}
+
+TEST_CASE("residency: any ranks, and any guess of how far the victims are, give the same victims") {
+  constexpr std::size_t slots = 70, blocks = 200, k = 24;
+  pulseinfer::detail::random_source draw(13);
+  for (int round = 0; round < 400; ++round) {
+    tables t(1, slots, blocks, {static_cast<std::int32_t>(k + draw.below(slots - k + 1))});
+    const std::int32_t number = 1 << draw.below(28);
+    const std::uint64_t spread = std::uint64_t{1} << draw.below(28);
+    model m{std::vector<model::slot>(static_cast<std::size_t>(t.lent[0])), {}};
+    for (std::size_t s = 0; s < m.slots.size(); ++s) {
+      if (draw.one_in(5)) continue;
+      t.block_in[s] = static_cast<std::int32_t>(s);
+      t.slot_of[s] = static_cast<std::int32_t>(s);
+      t.rank[s] = static_cast<std::int32_t>(1 + draw.below(spread));
+      m.slots[s] = {t.block_in[s], t.rank[s], false};
+    }
+    t.reach[0] = static_cast<std::int32_t>(draw.below(spread)) - 5;
+    step s(1, k);
+    choose(s, round % 2 == 0 ? blocks : slots, draw);
+    s.body(t, number)(0, single_lane{});
+    std::vector<moved> misses;
+    (void)m.resolve({s.ids.begin(), s.ids.begin() + s.counts[0]}, number, misses);
+    REQUIRE((s.misses_of(0) == misses));
   }
 }
 
@@ -237,34 +300,70 @@ TEST_CASE("residency: of slots used at the same time the lower ones go first") {
   step s(1, 3);
   s.ids = {0, 1, 2};
   s.counts = {3};
-  s.body(t, 1)(0, pulseinfer::detail::single_lane{});
-  CHECK((s.misses_of(0) ==
-         std::vector<std::pair<std::int32_t, std::int32_t>>{{0, 0}, {1, 1}, {2, 2}}));
+  s.body(t, 1)(0, single_lane{});
+  CHECK((s.misses_of(0) == std::vector<moved>{{0, 0, -1}, {1, 1, -1}, {2, 2, -1}}));
   s.ids = {3, 4, 5};
-  s.body(t, 2)(0, pulseinfer::detail::single_lane{});
+  s.body(t, 2)(0, single_lane{});
   s.ids = {1, 6, 7};  // 1 is hit in slot 1; 0 and 2 are the oldest now, both of step 1
-  s.body(t, 3)(0, pulseinfer::detail::single_lane{});
-  CHECK((s.misses_of(0) == std::vector<std::pair<std::int32_t, std::int32_t>>{{6, 0}, {7, 2}}));
+  s.body(t, 3)(0, single_lane{});
+  CHECK((s.misses_of(0) == std::vector<moved>{{6, 0, 0}, {7, 2, 2}}));
   s.ids = {0, 2, 8};  // of three slots of step 2 all go; none of step 3
-  s.body(t, 4)(0, pulseinfer::detail::single_lane{});
-  CHECK((s.misses_of(0) ==
-         std::vector<std::pair<std::int32_t, std::int32_t>>{{0, 3}, {2, 4}, {8, 5}}));
+  s.body(t, 4)(0, single_lane{});
+  CHECK((s.misses_of(0) == std::vector<moved>{{0, 3, 3}, {2, 4, 4}, {8, 5, 5}}));
+}
+
+TEST_CASE("residency: uses that fade are worth what the formula says") {
+  for (const std::int32_t half_life : {1, 8, 64, 1024}) {
+    CAPTURE(half_life);
+    use_rank by;
+    by.per_step = 16;
+    by.unit_bits = static_cast<std::int32_t>(std::lround(std::log2(16 * half_life)));
+    pulseinfer::detail::random_source draw(14);
+    double worth = 0;  // at step 0
+    std::int32_t rank = 0;
+    for (std::int32_t number = 1; number <= 200;
+         number += 1 + static_cast<std::int32_t>(draw.below(7))) {
+      const std::int32_t clock = number * by.per_step;
+      rank = worth == 0 ? clock : by.again(rank, clock);
+      worth += std::exp2(double(number) / half_life);
+      // In half-lives: nobody minds an eighth.
+      CHECK(std::abs(rank / (16.0 * half_life) - std::log2(worth)) < 0.12);
+    }
+  }
+  // A block chosen in each of eight steps outlives one chosen once, later.
+  use_rank by;
+  by.per_step = 16;
+  by.unit_bits = 7;
+  tables t(1, 3, 10, {3});
+  step s(1, 2);
+  s.counts = {1};
+  for (std::int32_t number = 1; number <= 8; ++number) {
+    s.ids = {4, -1};
+    s.body(t, number, by)(0, single_lane{});
+  }
+  s.ids = {5, -1};
+  s.body(t, 9, by)(0, single_lane{});
+  s.counts = {2};
+  s.ids = {6, 7};
+  s.body(t, 10, by)(0, single_lane{});
+  CHECK((s.misses_of(0) == std::vector<moved>{{6, 1, 5}, {7, 2, -1}}));
 }
 
 TEST_CASE("residency: the result does not depend on the size of the group") {
   constexpr std::size_t requests = 2, slots = 40, blocks = 90, k = 20;
   for (const int lanes : {2, 3, 32}) {
     CAPTURE(lanes);
+    const use_rank by = rules()[lanes == 3 ? 2 : 0];
     pulseinfer::detail::random_source draw(12);
     tables one(requests, slots, blocks, {40, 21});
     tables many = one;
-    for (std::int64_t number = 1; number <= 12; ++number) {
+    for (std::int32_t number = 1; number <= 12; ++number) {
       step a(requests, k);
       choose(a, number % 2 == 0 ? blocks : 30, draw);
       step b = a;
-      const auto body = a.body(one, number);
-      for (std::int64_t r = 0; r < a.rows(); ++r) body(r, pulseinfer::detail::single_lane{});
-      test::run_rows(b.rows(), lanes, b.body(many, number));
+      const auto body = a.body(one, number, by);
+      for (std::int64_t r = 0; r < a.rows(); ++r) body(r, single_lane{});
+      test::run_rows(b.rows(), lanes, b.body(many, number, by));
       CHECK((a.pages == b.pages));
       CHECK((a.miss_counts == b.miss_counts));
       CHECK((a.chosen_counts == b.chosen_counts));
@@ -280,7 +379,7 @@ TEST_CASE("residency: the result does not depend on the size of the group") {
       }
       const pulseinfer::detail::forget_misses forget{one.view(), a.requests.data(), a.misses.data(),
                                                      a.miss_counts.data(), k};
-      for (std::int64_t r = 0; r < a.rows(); ++r) forget(r, pulseinfer::detail::single_lane{});
+      for (std::int64_t r = 0; r < a.rows(); ++r) forget(r, single_lane{});
       test::run_rows(b.rows(), lanes,
                      pulseinfer::detail::forget_misses{many.view(), b.requests.data(),
                                                        b.misses.data(), b.miss_counts.data(), k});
@@ -290,21 +389,39 @@ TEST_CASE("residency: the result does not depend on the size of the group") {
   }
 }
 
-TEST_CASE("residency: the order of uses holds beyond 2^31 steps") {
-  constexpr std::int64_t late = (std::int64_t{1} << 31) - 2;
+TEST_CASE("residency: clocks that are wound back keep the order of uses") {
+  constexpr std::int32_t limit = pulseinfer::detail::resolve_row::clock_limit;
   tables t(1, 4, 20, {4});
-  for (std::int64_t i = 0; i < 6; ++i) {
+  t.clock[0] = limit - 3;
+  for (std::int32_t i = 0; i < 6; ++i) {
     step s(1, 2);
-    const auto block = static_cast<std::int32_t>(2 * i);
+    const std::int32_t block = 2 * i;
     s.ids = {block, block + 1};
     s.counts = {2};
-    s.body(t, late + i)(0, pulseinfer::detail::single_lane{});
+    const std::int32_t clock = t.clock[0];
+    auto body = s.body(t, 1);
+    t.clock[0] = clock;  // as the step before left it
+    body(0, single_lane{});
     REQUIRE(s.miss_counts[0] == 2);
     // Slots 0 and 1, then 2 and 3, in turns.
-    CHECK(s.misses_of(0)[0].second == (i % 2) * 2);
-    CHECK(s.misses_of(0)[1].second == (i % 2) * 2 + 1);
+    CHECK(s.misses_of(0)[0].slot == (i % 2) * 2);
+    CHECK(s.misses_of(0)[1].slot == (i % 2) * 2 + 1);
     CHECK(t.are_inverse());
   }
+  CHECK(t.clock[0] == limit / 2 + 3);
+  // A slot that was not used for as long as that: older than all others, not empty.
+  t.rank = {5, limit - 1, 0, limit - 2};
+  t.block_in[2] = -1;
+  t.slot_of = std::vector<std::int32_t>(20, -1);
+  for (const std::size_t slot : {0, 1, 3}) {
+    t.slot_of[static_cast<std::size_t>(t.block_in[slot])] = static_cast<std::int32_t>(slot);
+  }
+  step s(1, 2);
+  s.counts = {0};
+  auto body = s.body(t, 1);
+  t.clock[0] = limit;
+  body(0, single_lane{});
+  CHECK((t.rank == std::vector<std::int32_t>{1, limit / 2 - 1, 0, limit / 2 - 2}));
 }
 
 TEST_CASE("residency: what did not arrive is forgotten, and its slot is the first to go") {
@@ -312,27 +429,27 @@ TEST_CASE("residency: what did not arrive is forgotten, and its slot is the firs
   step s(1, 3);
   s.ids = {1, 2, 3};
   s.counts = {3};
-  s.body(t, 1)(0, pulseinfer::detail::single_lane{});
+  s.body(t, 1)(0, single_lane{});
   s.misses[0].status = unit_status::moved;
   s.misses[1].status = unit_status::failed;
   s.misses[2].status = unit_status::pending;
   const pulseinfer::detail::forget_misses forget{t.view(), s.requests.data(), s.misses.data(),
                                                  s.miss_counts.data(), 3};
-  forget(0, pulseinfer::detail::single_lane{});
+  forget(0, single_lane{});
   CHECK(t.are_inverse());
   CHECK((t.block_in == std::vector<std::int32_t>{1, -1, -1, -1, -1, -1}));
   const tables after = t;
-  forget(0, pulseinfer::detail::single_lane{});  // twice is as once
+  forget(0, single_lane{});  // twice is as once
   CHECK((t == after));
-  s.body(t, 2)(0, pulseinfer::detail::single_lane{});
-  CHECK((s.misses_of(0) == std::vector<std::pair<std::int32_t, std::int32_t>>{{2, 1}, {3, 2}}));
+  s.body(t, 2)(0, single_lane{});
+  CHECK((s.misses_of(0) == std::vector<moved>{{2, 1, -1}, {3, 2, -1}}));
 
   // A slot that has another block meanwhile is left alone.
   t.block_in[1] = 9;
   t.slot_of[9] = 1;
   t.slot_of[2] = -1;
   s.misses[0].status = s.misses[1].status = unit_status::cancelled;
-  forget(0, pulseinfer::detail::single_lane{});
+  forget(0, single_lane{});
   CHECK(t.block_in[1] == 9);
   CHECK(t.slot_of[9] == 1);
   CHECK(t.are_inverse());

@@ -5,7 +5,7 @@
 ///
 /// Consecutive steps choose mostly the same blocks. The engine lends each request some pages; a
 /// page is valid in all layers, and each layer keeps its own table of what is in it. `resolve` runs
-/// on the device: hits keep their page, misses take the pages used longest ago (never one that this
+/// on the device: hits keep their page, misses take the pages that are worth least (never one that this
 /// step uses), and the misses alone are mirrored to the host, where the transfer reads them. The
 /// host never sees the chosen ids.
 #pragma once
@@ -14,11 +14,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "pulseinfer/batch.hpp"
@@ -27,68 +24,17 @@
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/consensus.hpp"
+#include "pulseinfer/detail/lent_pages.hpp"
+#include "pulseinfer/detail/resolve_row.hpp"
+#include "pulseinfer/detail/step_ring.hpp"
 #include "pulseinfer/error.hpp"
+#include "pulseinfer/hot_buffer_types.hpp"
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/residency.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
-/// A step that was resolved: the page table for attention, and the handle by which its misses are
-/// recalled.
-///
-/// `pages` is [rows, k] page ids in the order of the chosen ids, padded with -1; device memory. It
-/// is written by the resolve kernel; the pages of misses hold their units once the recall's ticket
-/// says so. Once the step has ended, the hot buffer's next `resolve` may use it again: what reads
-/// it is ordered before that. Sinks, window and the block being filled are the engine's own pages:
-/// they are not in it.
-struct resolved_step {
-  const std::int32_t* pages = nullptr;
-  std::int32_t rows = 0;
-  std::int32_t k = 0;
-  std::int32_t layer = 0;
-  detail::step_record* record = nullptr;
-  std::uint64_t generation = 0;
-
-  /// The step has neither ended nor been discarded, and its record is still its own. A held step is
-  /// not open: it can be neither recalled nor discarded.
-  [[nodiscard]] bool is_open() const noexcept {
-    return has_record() && !record->held && !record->discarded;
-  }
-  /// The step is held (`hot_buffer::hold_step`), and was not dropped.
-  [[nodiscard]] bool is_held() const noexcept { return has_record() && record->held; }
-
-  /// The misses of a row, in block order, with what became of each. Host memory; complete once the
-  /// recall's ticket is final, or the stream has got past the pull; valid as long as `pages`.
-  [[nodiscard]] std::span<const unit_miss> misses(std::int32_t row) const noexcept {
-    return {record->misses + std::int64_t{row} * k,
-            static_cast<std::size_t>(record->miss_counts[row])};
-  }
-
- private:
-  [[nodiscard]] bool has_record() const noexcept {
-    return record != nullptr && record->generation == generation &&
-           record->busy.load(std::memory_order_acquire);
-  }
-};
-
-/// What became of a request to have pages back.
-enum class [[nodiscard]] take_back_outcome : std::uint8_t{
-    taken,
-    in_use,  ///< a step of the request is in flight: the hardware may still write its pages
-};
-
-/// Sizes of a hot buffer. All of it is allocated by the constructor.
-struct hot_buffer_options {
-  std::int32_t pages_per_request =
-      128;                          ///< at least the selector's budget; twice that is a good start
-  std::int32_t budget_blocks = 64;  ///< k of the selections that will be resolved
-  std::int32_t max_requests = 64;
-  std::int32_t max_rows = 16;
-  std::int64_t max_blocks = 8192;
-  std::int32_t steps_in_flight = 8;
-};
-
-/// Device-resident units of all requests and layers, least recently used out first.
+/// Device-resident units of all requests and layers.
 ///
 /// @par Threads  one at a time; the records of its steps are read by host tasks
 /// @par Life     outlives the transfers of its steps, dropped tickets or not: destroy the transfer
@@ -108,41 +54,22 @@ class hot_buffer {
       : backend_(backend),
         layers_(pool.geometry().layers),
         block_tokens_(pool.geometry().block_tokens),
-        pool_pages_(pool.layout().pages),
-        options_(checked_options(options)),
+        options_(detail::checked_hot_buffer_options(options, layers_)),
         block_in_(backend, layer_slots() * static_cast<std::size_t>(layers_)),
-        last_use_(backend, layer_slots() * static_cast<std::size_t>(layers_)),
-        last_step_(backend, requests() * static_cast<std::size_t>(layers_)),
+        rank_(backend, layer_slots() * static_cast<std::size_t>(layers_)),
+        clock_(backend, 2 * requests() * static_cast<std::size_t>(layers_)),
         slot_of_(backend, static_cast<std::size_t>(layers_) * requests() *
                               static_cast<std::size_t>(options.max_blocks)),
         page_in_(backend, layer_slots()),
         lent_(backend, requests()),
-        pages_(backend, 2 * records() * row_units()),
-        misses_(backend, records() * row_units()),
-        counts_(backend, 2 * records() * static_cast<std::size_t>(options.max_rows)),
-        records_(std::make_unique<detail::step_record[]>(records())),
-        lent_pages_(requests()),
+        lent_pages_(options_.max_requests, pool.layout().pages, options_.budget_blocks,
+                    options_.pages_per_request),
+        steps_(backend, options_),
         setup_(backend_.make_stream(stream_priority::normal)) {
-    for (std::size_t i = 0; i < records(); ++i) {
-      detail::step_record& r = records_[i];
-      const std::size_t units = i * row_units();
-      const std::size_t rows = 2 * i * static_cast<std::size_t>(options_.max_rows);
-      r.k = options_.budget_blocks;
-      r.requests.reserve(static_cast<std::size_t>(options_.max_rows));
-      r.misses = misses_.data() + units;
-      r.device_misses = misses_.device_data() + units;
-      r.miss_counts = counts_.data() + rows;
-      r.device_miss_counts = counts_.device_data() + rows;
-      r.chosen_counts = r.miss_counts + options_.max_rows;
-      r.device_chosen_counts = r.device_miss_counts + options_.max_rows;
-      r.pages = pages_.data() + 2 * units;
-      r.victims = r.pages + row_units();
-      discarded_.push_back(backend_.make_event());
-    }
     backend_.for_each({1, static_cast<std::int64_t>(lent_.size())}, {}, lent_.bytes(),
-                      detail::fill_words<std::int32_t>{lent_.data(), 0, 0}, setup_);
-    backend_.for_each({1, static_cast<std::int64_t>(last_step_.size())}, {}, last_step_.bytes(),
-                      detail::fill_words<std::int64_t>{last_step_.data(), 0, 0}, setup_);
+                      detail::fill_words{lent_.data(), 0, 0}, setup_);
+    backend_.for_each({1, static_cast<std::int64_t>(clock_.size())}, {}, clock_.bytes(),
+                      detail::fill_words{clock_.data(), 0, 0}, setup_);
     backend_.sync(setup_);
   }
   hot_buffer(const hot_buffer&) = delete;
@@ -161,25 +88,7 @@ class hot_buffer {
   /// @throws std::invalid_argument, std::out_of_range  naming the page or count; nothing is changed
   /// @par Cost  O(pages of the pool) on the host; not for every step
   void lend(std::int32_t request, std::span<const std::int32_t> pages, stream_ref stream) {
-    std::vector<std::int32_t>& held = lent_of(request);
-    detail::expects(held.empty(), "hot_buffer: request ", request, " holds ", held.size(),
-                    " pages already; take them back first");
-    detail::expects(pages.size() >= static_cast<std::size_t>(options_.budget_blocks) &&
-                        pages.size() <= static_cast<std::size_t>(options_.pages_per_request),
-                    "hot_buffer: ", pages.size(), " pages lent, expected ", options_.budget_blocks,
-                    " (the budget) to ", options_.pages_per_request);
-    std::vector<bool> taken(static_cast<std::size_t>(pool_pages_), false);
-    for (const auto& other : lent_pages_) {
-      for (const std::int32_t page : other) taken[static_cast<std::size_t>(page)] = true;
-    }
-    for (const std::int32_t page : pages) {
-      detail::expects<std::out_of_range>(page >= 0 && page < pool_pages_, "hot_buffer: page is ",
-                                         page, ", the pool has pages 0 to ", pool_pages_ - 1);
-      detail::expects(!taken[static_cast<std::size_t>(page)], "hot_buffer: page ", page,
-                      " is lent twice");
-      taken[static_cast<std::size_t>(page)] = true;
-    }
-    held.assign(pages.begin(), pages.end());
+    lent_pages_.lend(request, pages);
     write_lent(request, stream);
   }
 
@@ -188,15 +97,15 @@ class hot_buffer {
   /// engine's to wait for.
   /// @throws std::out_of_range  on a request out of range
   take_back_outcome try_take_back(std::int32_t request, stream_ref stream) {
-    std::vector<std::int32_t>& held = lent_of(request);
-    for (std::size_t i = 0; i < records(); ++i) {
+    (void)lent_pages_.of(request);
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
       // What was discarded is written no more; what is pulled is, until its last kernel is done.
-      if (!is_busy(i) || (records_[i].discarded && !records_[i].pulled)) continue;
-      for (const std::int32_t other : records_[i].requests) {
+      if (!steps_.is_busy(i) || (steps_[i].discarded && !steps_[i].pulled)) continue;
+      for (const std::int32_t other : steps_[i].requests) {
         if (other == request) return take_back_outcome::in_use;
       }
     }
-    held.clear();
+    lent_pages_.take_back(request);
     write_lent(request, stream);
     return take_back_outcome::taken;
   }
@@ -204,7 +113,7 @@ class hot_buffer {
   /// The pages that a request was lent; valid until they are taken back.
   /// @throws std::out_of_range  on a request out of range
   [[nodiscard]] std::span<const std::int32_t> pages_of(std::int32_t request) const {
-    return const_cast<hot_buffer*>(this)->lent_of(request);
+    return lent_pages_.of(request);
   }
 
   /// Resolves the chosen units of a layer: enqueues one kernel on `stream`, after which `pages` and
@@ -233,11 +142,11 @@ class hot_buffer {
                     options_.max_blocks, " blocks of ", block_tokens_);
     check_selection("resolve", chosen, batch.rows());
     for (const std::int32_t request : batch.requests) {
-      detail::expects(!lent_of(request).empty(), "resolve: request ", request,
+      detail::expects(!lent_pages_.of(request).empty(), "resolve: request ", request,
                       " was lent no pages");
     }
     check_forgotten(layer, batch);
-    detail::step_record* record = free_record();
+    detail::step_record* record = steps_.take();
     if (record == nullptr) return std::nullopt;
     record->layer = layer;
     record->requests.assign(batch.requests.begin(), batch.requests.end());
@@ -263,7 +172,7 @@ class hot_buffer {
     check_layer("hold_step", layer);
     detail::expects(rows >= 0 && rows <= options_.max_rows, "hold_step: ", rows,
                     " rows, expected 0 to ", options_.max_rows);
-    detail::step_record* record = free_record();
+    detail::step_record* record = steps_.take();
     if (record == nullptr) return std::nullopt;
     record->layer = layer;
     record->requests.clear();
@@ -339,7 +248,7 @@ class hot_buffer {
                                                 .k = step.k},
                           stream);
     if (step.record->held) return;
-    end_behind(step, stream);
+    steps_.end_behind(*step.record, stream);
     step.record->pulled = true;
   }
 
@@ -367,25 +276,11 @@ class hot_buffer {
     detail::expects(batch.rows() == step.rows, "discard: the batch has ", batch.rows(),
                     " rows, the step ", step.rows);
     enqueue_forget(step, batch.device_requests, stream);
-    end_behind(step, stream);
+    steps_.end_behind(*step.record, stream);
     step.record->pulled = false;
   }
 
  private:
-  static hot_buffer_options checked_options(const hot_buffer_options& o) {
-    const auto check = [](const char* name, std::int64_t value, std::int64_t least,
-                          std::int64_t most) {
-      detail::expects(value >= least && value <= most, "hot_buffer: ", name, " is ", value,
-                      ", expected ", least, " to ", most);
-    };
-    check("budget_blocks", o.budget_blocks, 1, max_extent);
-    check("pages_per_request", o.pages_per_request, o.budget_blocks, 1 << 24);
-    check("max_requests", o.max_requests, 1, max_extent);
-    check("max_rows", o.max_rows, 1, max_extent);
-    check("max_blocks", o.max_blocks, 1, 1 << 24);
-    check("steps_in_flight", o.steps_in_flight, 1, 1024);
-    return o;
-  }
   void check_layer(const char* who, std::int32_t layer) const {
     detail::expects<std::out_of_range>(layer >= 0 && layer < layers_, who, ": layer is ", layer,
                                        ", expected 0 to ", layers_ - 1);
@@ -396,6 +291,11 @@ class hot_buffer {
                     rows, " of ", options_.budget_blocks);
   }
 
+  [[nodiscard]] std::int32_t pages_of_layer(std::int32_t layer) const noexcept {
+    return options_.pages_of_layer.empty()
+               ? options_.pages_per_request
+               : options_.pages_of_layer[static_cast<std::size_t>(layer)];
+  }
   [[nodiscard]] resolved_step step_of(detail::step_record& record, std::int32_t rows) const {
     resolved_step step;
     step.pages = record.pages;
@@ -419,10 +319,11 @@ class hot_buffer {
                                               .counts = chosen.counts,
                                               .k = options_.budget_blocks,
                                               .pages = record.pages,
-                                              .victims = record.victims,
+                                              .scratch = record.scratch,
                                               .misses = record.device_misses,
                                               .miss_counts = record.device_miss_counts,
-                                              .chosen_counts = record.device_chosen_counts},
+                                              .chosen_counts = record.device_chosen_counts,
+                                              .ranks = detail::ranks_of(options_)},
                           stream);
   }
   void enqueue_forget(const resolved_step& step, const std::int32_t* device_requests,
@@ -435,62 +336,32 @@ class hot_buffer {
                                                 .k = step.k},
                           stream);
   }
-  /// The last kernel of a step reads the mirror: its record is free again only behind it.
-  void end_behind(const resolved_step& step, stream_ref stream) {
-    backend_.record(discarded_[index_of(step.record)], stream);
-    step.record->discarded = true;
-    step.record->forget_failed = false;
-  }
-
   [[nodiscard]] std::size_t requests() const noexcept {
     return static_cast<std::size_t>(options_.max_requests);
   }
   [[nodiscard]] std::size_t layer_slots() const noexcept {
     return requests() * static_cast<std::size_t>(options_.pages_per_request);
   }
-  [[nodiscard]] std::size_t row_units() const noexcept {
-    return static_cast<std::size_t>(options_.max_rows) *
-           static_cast<std::size_t>(options_.budget_blocks);
-  }
-  [[nodiscard]] std::size_t records() const noexcept {
-    return static_cast<std::size_t>(options_.steps_in_flight);
-  }
-  [[nodiscard]] std::vector<std::int32_t>& lent_of(std::int32_t request) {
-    detail::expects<std::out_of_range>(request >= 0 && request < options_.max_requests,
-                                       "hot_buffer: request is ", request, ", expected 0 to ",
-                                       options_.max_requests - 1);
-    return lent_pages_[static_cast<std::size_t>(request)];
-  }
   [[nodiscard]] detail::residency_tables tables(std::int32_t layer) const {
+    const std::size_t clocks = static_cast<std::size_t>(layer) * requests();
     const std::size_t slots = static_cast<std::size_t>(layer) * layer_slots();
     return {.block_in = block_in_.data() + slots,
-            .last_use = last_use_.data() + slots,
-            .last_step = last_step_.data() + static_cast<std::size_t>(layer) * requests(),
+            .rank = rank_.data() + slots,
+            .clock = clock_.data() + clocks,
+            .reach = clock_.data() + clocks + requests() * static_cast<std::size_t>(layers_),
             .slot_of = slot_of_.data() + static_cast<std::size_t>(layer) * requests() *
                                              static_cast<std::size_t>(options_.max_blocks),
             .page_in = page_in_.data(),
             .lent = lent_.data(),
             .slots = options_.pages_per_request,
+            .usable = pages_of_layer(layer),
             .max_blocks = options_.max_blocks};
   }
-  [[nodiscard]] detail::step_record* free_record() {
-    for (std::size_t i = 0; i < records(); ++i) {
-      const std::size_t at = (next_record_ + i) % records();
-      if (is_busy(at)) continue;
-      next_record_ = (at + 1) % records();
-      records_[at].discarded = false;
-      records_[at].pulled = false;
-      ++records_[at].generation;
-      return &records_[at];
-    }
-    return nullptr;
-  }
-
   /// A discard whose stream had failed has forgotten nothing: its units would be taken for hits.
   void check_forgotten(std::int32_t layer, const batch_view& batch) {
-    for (std::size_t i = 0; i < records(); ++i) {
-      const detail::step_record& r = records_[i];
-      if (!is_busy(i) || !r.forget_failed || r.layer != layer) continue;
+    for (std::size_t i = 0; i < steps_.size(); ++i) {
+      const detail::step_record& r = steps_[i];
+      if (!steps_.is_busy(i) || !r.forget_failed || r.layer != layer) continue;
       for (const std::int32_t request : batch.requests) {
         if (std::find(r.requests.begin(), r.requests.end(), request) == r.requests.end()) continue;
         throw device_error(detail::text_of("resolve: request ", request,
@@ -500,28 +371,9 @@ class hot_buffer {
     }
   }
 
-  [[nodiscard]] std::size_t index_of(const detail::step_record* record) const noexcept {
-    return static_cast<std::size_t>(record - records_.get());
-  }
-  [[nodiscard]] bool is_busy(std::size_t i) {
-    detail::step_record& r = records_[i];
-    if (!r.busy.load(std::memory_order_acquire)) return false;
-    if (!r.discarded) return true;
-    const event_state forgotten = backend_.poll(discarded_[i]);
-    if (forgotten == event_state::done) {
-      r.busy.store(false, std::memory_order_release);
-      return false;
-    }
-    if (forgotten == event_state::failed) {
-      r.discarded = false;
-      r.forget_failed = true;
-    }
-    return true;
-  }
-
   /// Brings the device's tables of a request to what it holds now, all of it empty.
   void write_lent(std::int32_t request, stream_ref stream) {
-    const std::vector<std::int32_t>& held = lent_pages_[static_cast<std::size_t>(request)];
+    const std::vector<std::int32_t>& held = lent_pages_.of(request);
     const auto first = std::int64_t{request} * options_.pages_per_request;
     for (std::size_t start = 0; start < held.size(); start += detail::write_words::capacity) {
       detail::write_words words{page_in_.data() + first + start, {}};
@@ -533,36 +385,29 @@ class hot_buffer {
     const auto layer_stride = static_cast<std::int64_t>(layer_slots());
     const auto block_stride = static_cast<std::int64_t>(requests()) * options_.max_blocks;
     fill(block_in_.data() + first, layers_, layer_stride, options_.pages_per_request, -1, stream);
-    fill(last_use_.data() + first, layers_, layer_stride, options_.pages_per_request, 0, stream);
+    fill(rank_.data() + first, layers_, layer_stride, options_.pages_per_request, 0, stream);
     fill(slot_of_.data() + request * options_.max_blocks, layers_, block_stride,
          options_.max_blocks, -1, stream);
     fill(lent_.data() + request, 1, 1, 1, static_cast<std::int32_t>(held.size()), stream);
   }
-  template <class Word>
-  void fill(Word* table, std::int64_t rows, std::int64_t stride, std::int64_t words,
-            std::type_identity_t<Word> value, stream_ref stream) {
-    backend_.for_each({rows, words}, {}, static_cast<std::uint64_t>(rows * words) * sizeof(Word),
-                      detail::fill_words<Word>{table, stride, value}, stream);
+  void fill(std::int32_t* table, std::int64_t rows, std::int64_t stride, std::int64_t words,
+            std::int32_t value, stream_ref stream) {
+    backend_.for_each({rows, words}, {}, static_cast<std::uint64_t>(rows * words) * 4,
+                      detail::fill_words{table, stride, value}, stream);
   }
 
   Backend backend_;
   std::int32_t layers_;
   std::int32_t block_tokens_;
-  std::int64_t pool_pages_;
   hot_buffer_options options_;
-  device_buffer<std::int32_t, Backend> block_in_;   ///< [layers, requests, slots]
-  device_buffer<std::int64_t, Backend> last_use_;   ///< [layers, requests, slots]
-  device_buffer<std::int64_t, Backend> last_step_;  ///< [layers, requests]
-  device_buffer<std::int32_t, Backend> slot_of_;    ///< [layers, requests, max_blocks]
-  device_buffer<std::int32_t, Backend> page_in_;    ///< [requests, slots]
-  device_buffer<std::int32_t, Backend> lent_;       ///< [requests]
-  device_buffer<std::int32_t, Backend> pages_;      ///< pages, then victims, of every record
-  pinned_buffer<unit_miss, Backend> misses_;
-  pinned_buffer<std::int32_t, Backend> counts_;
-  std::unique_ptr<detail::step_record[]> records_;
-  std::vector<typename Backend::event> discarded_;  ///< [records]
-  std::vector<std::vector<std::int32_t>> lent_pages_;
-  std::size_t next_record_ = 0;
+  device_buffer<std::int32_t, Backend> block_in_;  ///< [layers, requests, slots]
+  device_buffer<std::int32_t, Backend> rank_;      ///< [layers, requests, slots]
+  device_buffer<std::int32_t, Backend> clock_;     ///< [layers, requests]
+  device_buffer<std::int32_t, Backend> slot_of_;   ///< [layers, requests, max_blocks]
+  device_buffer<std::int32_t, Backend> page_in_;   ///< [requests, slots]
+  device_buffer<std::int32_t, Backend> lent_;      ///< [requests]
+  detail::lent_pages lent_pages_;
+  detail::step_ring<Backend> steps_;
   typename Backend::stream setup_;
 };
 

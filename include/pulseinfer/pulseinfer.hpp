@@ -30,6 +30,7 @@
 #include "pulseinfer/eviction_slru.hpp"
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/hot_buffer.hpp"
+#include "pulseinfer/hot_buffer_types.hpp"
 #include "pulseinfer/integrity.hpp"
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/machine_calibration.hpp"

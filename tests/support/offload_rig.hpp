@@ -40,6 +40,8 @@ struct rig_options {
   pulseinfer::transfer_way way = pulseinfer::transfer_way::staged;
   std::optional<pulseinfer::transfer_costs> costs = {};
   pulseinfer::integrity integrity = pulseinfer::integrity::none;
+  pulseinfer::hot_replacement replacement = pulseinfer::hot_replacement::least_recent;
+  std::vector<std::int32_t> pages_of_layer = {};
 };
 
 template <class Backend>
@@ -66,7 +68,9 @@ class offload_rig {
              .max_requests = max_requests,
              .max_rows = 3,
              .max_blocks = max_blocks,
-             .steps_in_flight = o.steps_in_flight}),
+             .steps_in_flight = o.steps_in_flight,
+             .replacement = o.replacement,
+             .pages_of_layer = o.pages_of_layer}),
         stream(machine.make_stream(pulseinfer::stream_priority::normal)),
         ids_(with, std::size_t{3} * static_cast<std::size_t>(o.budget)),
         counts_(with, 3),

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// The records of the steps that a hot buffer has in flight, with the memory that they mirror into.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "pulseinfer/buffer.hpp"
+#include "pulseinfer/concepts.hpp"
+#include "pulseinfer/config.hpp"
+#include "pulseinfer/hot_buffer_types.hpp"
+#include "pulseinfer/residency.hpp"
+
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
+
+/// A ring of records. One is busy from `take` until its recall has ended well, which a host task
+/// says, or until the stream got past `end_behind`.
+///
+/// @par Threads  one at a time; host tasks end steps beside it
+template <backend Backend>
+class step_ring {
+ public:
+  /// @throws out_of_memory  when the mirrors cannot be had
+  step_ring(Backend backend, const hot_buffer_options& options)
+      : backend_(backend),
+        count_(static_cast<std::size_t>(options.steps_in_flight)),
+        pages_(backend, 5 * count_ * row_units(options)),
+        misses_(backend, count_ * row_units(options)),
+        counts_(backend, 2 * count_ * static_cast<std::size_t>(options.max_rows)),
+        records_(std::make_unique<step_record[]>(count_)) {
+    for (std::size_t i = 0; i < count_; ++i) {
+      step_record& r = records_[i];
+      const std::size_t units = i * row_units(options);
+      const std::size_t rows = 2 * i * static_cast<std::size_t>(options.max_rows);
+      r.k = options.budget_blocks;
+      r.requests.reserve(static_cast<std::size_t>(options.max_rows));
+      r.misses = misses_.data() + units;
+      r.device_misses = misses_.device_data() + units;
+      r.miss_counts = counts_.data() + rows;
+      r.device_miss_counts = counts_.device_data() + rows;
+      r.chosen_counts = r.miss_counts + options.max_rows;
+      r.device_chosen_counts = r.device_miss_counts + options.max_rows;
+      r.pages = pages_.data() + 5 * units;
+      r.scratch = r.pages + row_units(options);
+      ended_.push_back(backend_.make_event());
+    }
+  }
+
+  [[nodiscard]] std::size_t size() const noexcept { return count_; }
+  [[nodiscard]] const step_record& operator[](std::size_t i) const noexcept { return records_[i]; }
+
+  /// A record that is not busy, with its next generation, or null.
+  [[nodiscard]] step_record* take() {
+    for (std::size_t i = 0; i < count_; ++i) {
+      const std::size_t at = (next_ + i) % count_;
+      if (is_busy(at)) continue;
+      next_ = (at + 1) % count_;
+      records_[at].discarded = false;
+      records_[at].pulled = false;
+      ++records_[at].generation;
+      return &records_[at];
+    }
+    return nullptr;
+  }
+  /// The last kernel of a step reads the mirror: its record is free again only behind it.
+  void end_behind(step_record& record, typename Backend::stream_ref stream) {
+    backend_.record(ended_[static_cast<std::size_t>(&record - records_.get())], stream);
+    record.discarded = true;
+    record.forget_failed = false;
+  }
+  [[nodiscard]] bool is_busy(std::size_t i) {
+    step_record& r = records_[i];
+    if (!r.busy.load(std::memory_order_acquire)) return false;
+    if (!r.discarded) return true;
+    const event_state ended = backend_.poll(ended_[i]);
+    if (ended == event_state::done) {
+      r.busy.store(false, std::memory_order_release);
+      return false;
+    }
+    if (ended == event_state::failed) {
+      r.discarded = false;
+      r.forget_failed = true;
+    }
+    return true;
+  }
+
+ private:
+  [[nodiscard]] static std::size_t row_units(const hot_buffer_options& o) noexcept {
+    return static_cast<std::size_t>(o.max_rows) * static_cast<std::size_t>(o.budget_blocks);
+  }
+
+  Backend backend_;
+  std::size_t count_;
+  device_buffer<std::int32_t, Backend> pages_;  ///< pages, then scratch, of every record
+  pinned_buffer<unit_miss, Backend> misses_;
+  pinned_buffer<std::int32_t, Backend> counts_;
+  std::unique_ptr<step_record[]> records_;
+  std::vector<typename Backend::event> ended_;  ///< [records]
+  std::size_t next_ = 0;
+};
+
+}  // namespace pulseinfer::detail
