@@ -54,10 +54,9 @@ class book {
       if (is_open()) return i;
       have.keep_lists = have.keep_lists || r.keep_lists;
       have.all_lengths = have.all_lengths || r.all_lengths;
-      for (const double capacity : r.capacities) {
-        if (std::find(have.capacities.begin(), have.capacities.end(), capacity) ==
-            have.capacities.end()) {
-          have.capacities.push_back(capacity);
+      for (const residency& hot : r.through) {
+        if (std::find(have.through.begin(), have.through.end(), hot) == have.through.end()) {
+          have.through.push_back(hot);
         }
       }
       return i;
@@ -66,11 +65,11 @@ class book {
     plan_.push_back(r);
     return plan_.size() - 1;
   }
-  /// Units that missed a hot buffer of a capacity that `r` asked for, the first step left out.
-  double missed(const outcome& o, const run& r, double capacity) {
+  /// Units that missed a hot buffer that `r` asked for, the first step left out.
+  double missed(const outcome& o, const run& r, const residency& hot) {
     if (!is_open()) return 0;
-    const auto& all = plan_[find(r)].capacities;
-    const auto at = std::find(all.begin(), all.end(), capacity) - all.begin();
+    const auto& all = plan_[find(r)].through;
+    const auto at = std::find(all.begin(), all.end(), hot) - all.begin();
     return o.missed.at(static_cast<std::size_t>(at));
   }
 

@@ -59,6 +59,13 @@ struct chosen_lists {
   }
 };
 
+/// A hot buffer that lists go through.
+struct residency {
+  double times = 2;  ///< its blocks, in lists
+  pulseinfer::hot_replacement replacement = pulseinfer::hot_replacement::least_recent;
+  friend bool operator==(const residency&, const residency&) = default;
+};
+
 /// First blocks and last full ones that are never chosen, as the selector's default has it.
 inline constexpr std::int32_t sink_blocks = pulseinfer::consensus_options{}.sink_blocks;
 inline constexpr std::int32_t window_blocks = pulseinfer::consensus_options{}.window_blocks;
@@ -146,7 +153,8 @@ class layer_chooser {
   /// How many units each step misses when the lists of consecutive steps go through the library's
   /// hot buffer; a list of each step is a request of its own. The first step misses everything.
   /// @param capacity  blocks that a list may keep on the device, at least the longest
-  [[nodiscard]] std::vector<std::int64_t> misses(const chosen_lists& lists, std::int32_t capacity) {
+  [[nodiscard]] std::vector<std::int64_t> misses(const chosen_lists& lists, std::int32_t capacity,
+                                                 pulseinfer::hot_replacement replacement) {
     const std::int32_t rows = lists.per_step;
     capacity = static_cast<std::int32_t>(std::min<std::int64_t>(capacity, blocks_));
     const auto units = static_cast<std::size_t>(rows) * static_cast<std::size_t>(lists.k);
@@ -156,7 +164,8 @@ class layer_chooser {
                                          .max_requests = rows,
                                          .max_rows = rows,
                                          .max_blocks = blocks_,
-                                         .steps_in_flight = 1});
+                                         .steps_in_flight = 1,
+                                         .replacement = replacement});
     std::vector<std::int32_t> pages(static_cast<std::size_t>(capacity));
     for (std::int32_t row = 0; row < rows; ++row) {
       std::iota(pages.begin(), pages.end(), row * capacity);

@@ -27,7 +27,7 @@ struct run {
   std::int32_t budget = 0;    ///< blocks a list
   std::int32_t fraction = 0;  ///< where budget is 0: the context's blocks divided by this
   steps_of steps = steps_of::sample;
-  std::vector<double> capacities;  ///< of hot buffers to run through, in budgets; every step only
+  std::vector<residency> through;  ///< hot buffers; every step only
   bool keep_lists = false;         ///< for what compares layers
   bool all_lengths = false;        ///< also over texts that are here for their length
 
@@ -51,10 +51,10 @@ struct outcome {
   double layer_union = 0;  ///< units that the lists of a step have together, with one unit a block
   double kv_union = 0;     ///< the same with a unit for each KV head
   // Of the hot buffers, all steps but the first, which fills them.
-  std::vector<double> missed;                     ///< for each capacity, units
+  std::vector<double> missed;                     ///< for each hot buffer, units
   double asked = 0;                               ///< units
   std::int64_t later = 0;                         ///< steps
-  std::vector<std::vector<std::int64_t>> misses;  ///< for each capacity, of each step
+  std::vector<std::vector<std::int64_t>> misses;  ///< for each hot buffer, of each step
   double shared[std::size(lags)] = {};            ///< part of a list that was chosen a lag before
   std::int64_t shares[std::size(lags)] = {};
 
@@ -178,14 +178,14 @@ inline outcome measure(const run& what, const oracle& truth, layer_chooser& choo
     return static_cast<double>(
         std::accumulate(moved.counts.begin() + list, moved.counts.end(), std::int64_t{0}));
   };
-  if (!what.capacities.empty()) {
+  if (!what.through.empty()) {
     out.asked = blocks_from(moved.per_step) * moved_unit;
     out.later = moved.steps() - 1;
   }
-  for (const double capacity : what.capacities) {
+  for (const residency& hot : what.through) {
     const double mean_list = blocks_from(0) / static_cast<double>(moved.counts.size());
-    const auto pages = static_cast<std::int32_t>(std::lround(capacity * mean_list));
-    out.misses.push_back(chooser.misses(moved, std::max(pages, moved.k)));
+    const auto pages = static_cast<std::int32_t>(std::lround(hot.times * mean_list));
+    out.misses.push_back(chooser.misses(moved, std::max(pages, moved.k), hot.replacement));
     const auto& each = out.misses.back();
     out.missed.push_back(
         static_cast<double>(std::accumulate(each.begin() + 1, each.end(), std::int64_t{0})) *

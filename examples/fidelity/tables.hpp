@@ -50,19 +50,19 @@ inline constexpr named_rule rules[] = {
 };
 
 inline run sampled(const choice& how, std::int32_t budget) {
-  return {.how = how, .budget = budget, .capacities = {}};
+  return {.how = how, .budget = budget, .through = {}};
 }
 inline run exactly(scope over, std::int32_t budget) {
-  return {.how = {.over = over}, .exact = true, .budget = budget, .capacities = {}};
+  return {.how = {.over = over}, .exact = true, .budget = budget, .through = {}};
 }
 /// All steps, with a budget in blocks or as a part of the context, and hot buffers.
 inline run consecutive(const choice& how, std::int32_t budget, std::int32_t fraction,
-                       std::vector<double> through) {
+                       std::vector<residency> through) {
   return {.how = how,
           .budget = budget,
           .fraction = fraction,
           .steps = steps_of::every,
-          .capacities = std::move(through)};
+          .through = std::move(through)};
 }
 inline choice with_scope(choice c, scope over) {
   c.over = over;
@@ -149,21 +149,29 @@ inline void overlap_table(book& b) {
 }
 
 /// Hits of all steps but the first, which fills.
-inline double hit_rate(book& b, const run& r, double capacity, const outcome& o) {
-  return 1 - b.missed(o, r, capacity) / o.asked;
+inline double hit_rate(book& b, const run& r, const residency& hot, const outcome& o) {
+  return 1 - b.missed(o, r, hot) / o.asked;
 }
 
 inline void residency_table(book& b) {
-  b.print("\nHits in a hot buffer (least recently used out), by capacity and budget\n");
-  b.print("  %-36s", "lists, budget");
+  b.print("\nHits in a hot buffer, by capacity, policy and budget\n");
+  b.print("  %-44s", "lists, budget, policy");
   for (const double c : capacities) b.print("  %.1fx k", c);
   b.print("\n");
   for (const auto& [name, how] : {std::pair{"guide", guide}, {"recommended", recommended}}) {
     for (const std::int32_t part : fractions) {
-      const run r = consecutive(how, 0, part, {std::begin(capacities), std::end(capacities)});
-      b.print("  %-36s", (std::string(name) + ", context / " + std::to_string(part)).c_str());
-      for (const double c : capacities) b.print("  %.4f", hit_rate(b, r, c, b(r)));
-      b.print("\n");
+      for (const auto& [policy, replacement] :
+           {std::pair{"least recent", pulseinfer::hot_replacement::least_recent},
+            {"least used", pulseinfer::hot_replacement::least_used}}) {
+        std::vector<residency> through;
+        for (const double c : capacities) through.push_back({c, replacement});
+        const run r = consecutive(how, 0, part, through);
+        b.print(
+            "  %-44s",
+            (std::string(name) + ", context / " + std::to_string(part) + ", " + policy).c_str());
+        for (const residency& hot : through) b.print("  %.4f", hit_rate(b, r, hot, b(r)));
+        b.print("\n");
+      }
     }
   }
 }
@@ -178,10 +186,10 @@ inline std::vector<series> moved_table(book& b) {
     b.print("  %-28s", name.c_str());
     series points{name, {}};
     for (const std::int32_t part : {64, 32, 16, 8}) {
-      const run r = consecutive(how, 0, part, {2.0});
+      const run r = consecutive(how, 0, part, {{2.0}});
       const outcome& o = b(r);
       if (!b.is_open()) continue;
-      const double kib = b.missed(o, r, 2.0) / static_cast<double>(o.later) *
+      const double kib = b.missed(o, r, {2.0}) / static_cast<double>(o.later) *
                          static_cast<double>(b.texts().front().unit_bytes) / 1024;
       b.print("  %.4f at %6.2f", o.mean_mass(), kib);
       points.points.emplace_back(kib, o.mean_mass());
@@ -241,14 +249,14 @@ inline void lengths_table(book& b) {
               static_cast<long long>(b.texts()[t].context_blocks));
     }
     for (const auto& [budget, part] : {std::pair{0, 16}, {64, 0}}) {
-      run one = consecutive(recommended, budget, part, {2.0});
+      run one = consecutive(recommended, budget, part, {{2.0}});
       run own = consecutive(with_scope(recommended, scope::query_head), budget, part, {});
       one.all_lengths = own.all_lengths = true;
       const outcome& o = b.of(t, one);
       const double own_mass = b.of(t, own).mean_mass();
       if (!b.is_open()) continue;
       b.print("  %7d %7.4f %7.4f %7.4f", one.budget_for(b.texts()[t].context_blocks), o.mean_mass(),
-              o.mean_mass() / own_mass, hit_rate(b, one, 2.0, o));
+              o.mean_mass() / own_mass, hit_rate(b, one, {2.0}, o));
     }
     b.print("\n");
   }
@@ -258,7 +266,7 @@ inline void lengths_table(book& b) {
 /// Lines of text, layer, blocks of the context, of the budget and of the hot buffer, and the misses
 /// of every step.
 inline std::string overlap_trace(book& b) {
-  const std::vector<double> through{1.5, 2.0, 3.0};
+  const std::vector<residency> through{{1.5}, {2.0}, {3.0}};
   const run r = consecutive(recommended, 0, 16, through);
   const std::size_t at = b.find(r);
   if (!b.is_open()) return {};
@@ -267,13 +275,13 @@ inline std::string overlap_trace(book& b) {
     if (text.for_length) continue;
     const std::int32_t budget = r.budget_for(text.context_blocks);
     for (std::size_t l = 0; l < text.layer.size(); ++l) {
-      for (const double capacity : through) {
-        const auto& all = b.plan()[at].capacities;
+      for (const residency& hot : through) {
+        const auto& all = b.plan()[at].through;
         const auto c =
-            static_cast<std::size_t>(std::find(all.begin(), all.end(), capacity) - all.begin());
+            static_cast<std::size_t>(std::find(all.begin(), all.end(), hot) - all.begin());
         out += text.name + "," + std::to_string(l) + "," + std::to_string(text.context_blocks) +
-               "," + std::to_string(budget) + "," + std::to_string(std::lround(capacity * budget)) +
-               ",";
+               "," + std::to_string(budget) + "," +
+               std::to_string(std::lround(hot.times * budget)) + ",";
         const auto& misses = text.layer[l][at].misses[c];
         for (std::size_t s = 0; s < misses.size(); ++s) {
           if (s > 0) out += ' ';
@@ -304,13 +312,13 @@ inline void figures(book& b, demo::report& report) {
   compare("guide_", guide, 0, 16);
   compare("budget_64_", recommended, 64, 0);
   compare("guide_budget_64_", guide, 64, 0);
-  const run hot = consecutive(recommended, 0, 16, {2.0});
-  report.number("hot_buffer_hit_rate", hit_rate(b, hot, 2.0, b(hot)));
+  const run hot = consecutive(recommended, 0, 16, {{2.0}});
+  report.number("hot_buffer_hit_rate", hit_rate(b, hot, {2.0}, b(hot)));
   if (b.is_open()) {
     for (std::size_t t = 0; t < b.texts().size(); ++t) {
       if (b.texts()[t].for_length) continue;
       const std::string& name = b.texts()[t].name;
-      report.number("hot_buffer_hit_rate_" + name, hit_rate(b, hot, 2.0, b.of(t, hot)));
+      report.number("hot_buffer_hit_rate_" + name, hit_rate(b, hot, {2.0}, b.of(t, hot)));
       const run own = consecutive(with_scope(recommended, scope::query_head), 0, 16, {});
       report.number("consensus_mass_vs_per_head_" + name,
                     b.of(t, hot).mean_mass() / b.of(t, own).mean_mass());
