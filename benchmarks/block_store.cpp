@@ -63,6 +63,7 @@ using pulseinfer::block_key;
 using pulseinfer::host_backend;
 using pulseinfer::host_slot;
 using pulseinfer::kv_geometry;
+using pulseinfer::logical_block;
 using pulseinfer::sequence_id;
 using pulseinfer::detail::random_source;
 using store_type = pulseinfer::block_store<host_backend>;
@@ -109,7 +110,7 @@ class full_store {
       const std::uint32_t rest = unit % in_sequence;
       const auto got =
           store_.reserve(ids_[unit / in_sequence], static_cast<std::int32_t>(rest) / blocks,
-                         static_cast<std::int32_t>(rest) % blocks);
+                         logical_block{static_cast<std::int32_t>(rest) % blocks});
       if (got.slot == host_slot::none) throw std::logic_error("a unit does not fit");
       store_.commit(got.slot);
     }
@@ -137,13 +138,13 @@ struct lookups {
   }
   void redraw(random_source& draw) {
     shuffle(where, draw);
-    for (std::int32_t& block : wanted) block = static_cast<std::int32_t>(draw.below(most));
+    for (logical_block& block : wanted) block = static_cast<logical_block>(draw.below(most));
   }
-  [[nodiscard]] std::span<const std::int32_t> blocks_of(std::size_t lookup) const {
+  [[nodiscard]] std::span<const logical_block> blocks_of(std::size_t lookup) const {
     return std::span{wanted}.subspan(lookup * lookup_units, lookup_units);
   }
   std::vector<std::pair<std::int32_t, std::int32_t>> where;  // sequence, layer
-  std::vector<std::int32_t> wanted;
+  std::vector<logical_block> wanted;
   std::uint64_t most = 0;
 };
 
@@ -162,12 +163,15 @@ double lookup_pass(full_store& in, lookups& todo, way how) {
     for (std::size_t i = 0; i < count; ++i) leases.push_back(lease_of(i));
   }
   write_other_memory();
-  benchmark::DoNotOptimize(std::accumulate(todo.wanted.begin(), todo.wanted.end(), 0u));
+  benchmark::DoNotOptimize(std::accumulate(todo.wanted.begin(), todo.wanted.end(), 0u,
+                                           [](unsigned sum, logical_block block) {
+                                             return sum + static_cast<unsigned>(index_of(block));
+                                           }));
   for (const store_type::lease& lease : leases) benchmark::DoNotOptimize(static_cast<bool>(lease));
   const std::byte* found[lookup_units];
   const auto begin = clock_type::now();
   for (std::size_t i = 0; i < count; ++i) {
-    const std::span<const std::int32_t> blocks = todo.blocks_of(i);
+    const std::span<const logical_block> blocks = todo.blocks_of(i);
     if (how == way::one_by_one) {
       for (std::size_t k = 0; k < lookup_units; ++k) found[k] = leases[i].find(blocks[k]);
     } else if (how == way::together) {
@@ -279,9 +283,9 @@ chain some_chain(random_source& draw) {
 
 /// Stores the blocks of a prompt, whose sequence ends then.
 void store_chain(store_type& store, const chain& keys, std::int32_t layer_count) {
-  static std::vector<std::int32_t> blocks = [] {
-    std::vector<std::int32_t> all(chain_blocks);
-    std::iota(all.begin(), all.end(), 0);
+  static const std::vector<logical_block> blocks = [] {
+    std::vector<logical_block> all;
+    for (std::int32_t i = 0; i < chain_blocks; ++i) all.push_back(logical_block{i});
     return all;
   }();
   const sequence_id id = store.open_sequence().value();
@@ -296,7 +300,7 @@ void store_chain(store_type& store, const chain& keys, std::int32_t layer_count)
     store.commit(slots);
   }
   pulseinfer::name_outcome named[chain_blocks];
-  store.name_blocks(id, 0, keys, named);
+  store.name_blocks(id, logical_block{0}, keys, named);
   for (const pulseinfer::name_outcome outcome : named) {
     if (outcome != pulseinfer::name_outcome::named) throw std::logic_error("a key is there");
   }

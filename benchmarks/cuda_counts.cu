@@ -56,9 +56,9 @@ counts count(const kv_geometry& g, const block_layout& layout) {
   const sequence_id sequence = store.open_sequence().value();
   std::vector<unit_target> targets;
   for (std::int32_t block = 0; block < units; ++block) {
-    const reservation r = store.reserve(sequence, 0, block);
+    const reservation r = store.reserve(sequence, 0, logical_block{block});
     store.commit(r.slot);
-    targets.push_back({0, block, block * 7 % units});  // each page once
+    targets.push_back({0, logical_block{block}, device_page{block * 7 % units}});  // each page once
   }
   transfer_engine mover(backend, store, pool,
                         {.staging_bytes = 4 * chunk_units * g.unit_bytes(),

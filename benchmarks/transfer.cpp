@@ -66,7 +66,7 @@ struct machine {
         sequence(store.open_sequence().value()) {
     std::memset(memory.data(), 1, static_cast<std::size_t>(2 * layout.plane_bytes()));
     for (std::int32_t block = 0; block < stored_units; ++block) {
-      const reservation r = store.reserve(sequence, 0, block);
+      const reservation r = store.reserve(sequence, 0, logical_block{block});
       std::memset(store.writable(r.slot), block & 0xff, static_cast<std::size_t>(unit_bytes));
       store.commit(r.slot);
     }
@@ -76,7 +76,8 @@ struct machine {
   std::vector<unit_target> draw(std::int32_t units) {
     std::uniform_int_distribution<std::int32_t> block(0, stored_units - 1);
     std::vector<unit_target> drawn;
-    for (std::int32_t i = 0; i < units; ++i) drawn.push_back({0, block(random), i});
+    for (std::int32_t i = 0; i < units; ++i)
+      drawn.push_back({0, logical_block{block(random)}, device_page{i}});
     return drawn;
   }
   void recall(const std::vector<unit_target>& units) {
@@ -182,7 +183,8 @@ BENCHMARK(staged_against_serial_phases)->Iterations(1);
 void store_against_link(benchmark::State& state) {
   machine& m = the_machine();
   std::vector<unit_target> units;
-  for (std::int32_t i = 0; i < pool_pages; ++i) units.push_back({0, i, i});
+  for (std::int32_t i = 0; i < pool_pages; ++i)
+    units.push_back({0, logical_block{i}, device_page{i}});
   std::vector<double> ratios;
   for (auto _ : state) {
     for (int i = 0; i < 15; ++i) {
@@ -249,7 +251,7 @@ void simulated_recalls(benchmark::State& state, const std::string& key, std::int
     auto stream = backend.make_stream(stream_priority::normal);
     const sequence_id sequence = store.open_sequence().value();
     for (std::int32_t block = 0; block < units; ++block) {
-      const reservation r = store.reserve(sequence, 0, block);
+      const reservation r = store.reserve(sequence, 0, logical_block{block});
       std::memset(store.writable(r.slot), block, static_cast<std::size_t>(unit_bytes));
       store.commit(r.slot);
     }
@@ -257,7 +259,7 @@ void simulated_recalls(benchmark::State& state, const std::string& key, std::int
     for (std::int32_t i = 0; i < recalls; ++i) {
       std::vector<unit_target> targets;
       for (std::int32_t u = 0; u < units; ++u)
-        targets.push_back({0, u * 37 % units, i * units + u});
+        targets.push_back({0, logical_block{u * 37 % units}, device_page{i * units + u}});
       tickets.push_back(engine.recall_units(0, {&sequence, 1}, targets, stream).value());
     }
     std::uint64_t end = 0;

@@ -83,7 +83,7 @@ seconds measure(cuda_backend backend, const kv_geometry& g, std::int32_t units, 
       backend, g, {.capacity_bytes = bytes, .max_sequences = 1, .max_blocks = units});
   const sequence_id sequence = store.open_sequence().value();
   for (std::int32_t block = 0; block < units; ++block) {
-    const reservation r = store.reserve(sequence, 0, block);
+    const reservation r = store.reserve(sequence, 0, logical_block{block});
     std::memset(store.writable(r.slot), block & 0xff, static_cast<std::size_t>(g.unit_bytes()));
     store.commit(r.slot);
   }
@@ -91,7 +91,7 @@ seconds measure(cuda_backend backend, const kv_geometry& g, std::int32_t units, 
   std::vector<unit_target> targets;
   for (std::int64_t i = 0; i < units; ++i) {
     targets.push_back(
-        {0, static_cast<std::int32_t>(i * 1223 % units), static_cast<std::int32_t>(i)});
+        {0, static_cast<logical_block>(i * 1223 % units), static_cast<device_page>(i)});
   }
   pinned_buffer<std::byte, cuda_backend> source(backend,
                                                 static_cast<std::size_t>(bulk_bytes(bytes)));

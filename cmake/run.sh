@@ -490,7 +490,7 @@ find_sanitizer() { # FLAGS
 # The presets asan and tsan. Their tests end at the first report, and with it not as they should.
 sanitize() {
   install_tools sanitize
-  : "${PULSEINFER_TEST_SEEDS:=8}"
+  : "${PULSEINFER_TEST_SEEDS:=4}"
   export PULSEINFER_TEST_SEEDS
   mkdir -p "$root/build"
   failed=

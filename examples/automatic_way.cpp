@@ -30,7 +30,8 @@ int main() {
 
   const sequence_id sequence = store.open_sequence().value();
   std::vector<unit_target> units;
-  for (int block = 0; block < 32; ++block) units.push_back({0, block, block});
+  for (int block = 0; block < 32; ++block)
+    units.push_back({0, logical_block{block}, device_page{block}});
   auto stream = backend.make_stream(stream_priority::normal);
   mover.offload(0, {&sequence, 1}, units, stream)->sync();
   auto ticket = mover.recall_units(0, {&sequence, 1}, units, stream).value();

@@ -71,7 +71,7 @@ bool round_trip(Backend backend, const kv_geometry& geometry, const block_layout
     sequences.push_back(store.open_sequence().value());
     for (std::int32_t block = 0; block < blocks; ++block) {
       const std::int64_t page = table.page(row, block);
-      if (page >= 0) units.push_back({row, block, static_cast<std::int32_t>(page)});
+      if (page >= 0) units.push_back({row, logical_block{block}, static_cast<device_page>(page)});
     }
   }
   for (std::int32_t layer = 0; layer < geometry.layers; ++layer) {
@@ -91,7 +91,7 @@ bool round_trip(Backend backend, const kv_geometry& geometry, const block_layout
       for (const unit_target& unit : units) {
         for (std::int64_t strip = 0; strip < plane.strips; ++strip) {
           const auto at = static_cast<std::ptrdiff_t>(
-              layout.page_offset(unit.page, static_cast<std::int32_t>(p)) +
+              layout.page_offset(index_of(unit.page), static_cast<std::int32_t>(p)) +
               strip * plane.strip_stride);
           std::copy_n(held.begin() + at, plane.strip_bytes, expected[i].begin() + at);
         }

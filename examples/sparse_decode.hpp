@@ -41,7 +41,8 @@ int sparse_decode(Backend backend) {
   // Offload the context: digests stay on the device, units go to the store.
   const sequence_id sequence = store.open_sequence().value();
   std::vector<unit_target> units;
-  for (int block = 0; block < 40; ++block) units.push_back({0, block, block});
+  for (int block = 0; block < 40; ++block)
+    units.push_back({0, logical_block{block}, device_page{block}});
   if (!digests.reserve(0, 40, stream)) return 1;
   digests.build(0, 0, 0, 40, pool, table, stream);
   mover.offload(0, {&sequence, 1}, units, stream)->sync();

@@ -69,7 +69,7 @@ class checked_store {
   }
   /// A slot for the unit, filled with its stamp.
   host_slot reserve(sequence_id id, unit at) {
-    const auto got = store_.reserve(id, at.layer, at.block);
+    const auto got = store_.reserve(id, at.layer, logical_block{at.block});
     REQUIRE(got.outcome == reserve_outcome::reserved);
     (void)counts();
     const stamp content = stamp_of(id, at);
@@ -86,13 +86,13 @@ class checked_store {
   }
   void fail_to_put(sequence_id id, unit at) {
     const store_counts before = counts();
-    const auto got = store_.reserve(id, at.layer, at.block);
+    const auto got = store_.reserve(id, at.layer, logical_block{at.block});
     CHECK(got.outcome == reserve_outcome::full);
     CHECK(got.slot == host_slot::none);
     CHECK(counts() == before);
   }
   [[nodiscard]] bool has(sequence_id id, unit at) {
-    return store_.contains(id, at.layer, at.block);
+    return store_.contains(id, at.layer, logical_block{at.block});
   }
   [[nodiscard]] std::vector<unit> units_of(sequence_id id) {
     std::vector<unit> found;
@@ -110,7 +110,7 @@ class checked_store {
 
 /// True if the lease finds the unit with its own content.
 bool holds(const lease_type& lease, sequence_id id, unit at) {
-  const std::byte* const bytes = lease.find(at.block);
+  const std::byte* const bytes = lease.find(logical_block{at.block});
   return bytes != nullptr && read_stamp(bytes) == stamp_of(id, at);
 }
 
@@ -167,15 +167,15 @@ TEST_CASE("fault 37: a unit is not readable before it is committed") {
   const sequence_id id = store.open();
   const lease_type lease = store->acquire(id, 0);
   const host_slot slot = store.reserve(id, {0, 1});
-  CHECK(lease.find(1) == nullptr);
+  CHECK(lease.find(logical_block{1}) == nullptr);
   CHECK(!store.has(id, {0, 1}));
-  const auto again = store->reserve(id, 0, 1);  // nor is it written twice at a time
+  const auto again = store->reserve(id, 0, logical_block{1});  // nor is it written twice at a time
   CHECK(again.outcome == reserve_outcome::writing);
   CHECK(again.slot == host_slot::none);
   store->commit(slot);
   CHECK(holds(lease, id, {0, 1}));  // the lease is older than the unit
   CHECK(store.has(id, {0, 1}));
-  CHECK(store->reserve(id, 0, 1).outcome == reserve_outcome::exists);
+  CHECK(store->reserve(id, 0, logical_block{1}).outcome == reserve_outcome::exists);
   store.expect(1, 0, 0, 1, 0);
 }
 
@@ -197,7 +197,7 @@ TEST_CASE("block store: kernels find what a lease finds") {
     for (std::int32_t block = -1; block < 10; ++block) {
       CAPTURE(block);
       std::uint64_t expected = find_blocks::none;
-      const std::byte* const bytes = lease.find(block);
+      const std::byte* const bytes = lease.find(logical_block{block});
       if (bytes != nullptr) std::memcpy(&expected, bytes, sizeof expected);
       CHECK(found[static_cast<std::size_t>(block + 1)] == expected);
     }
@@ -220,7 +220,7 @@ TEST_CASE("block store: an aborted unit stays absent and can be written anew") {
   store->abort(store.reserve(id, {0, 3}));
   store.expect(1, 0, 0, 0, 0);
   CHECK(!store.has(id, {0, 3}));
-  CHECK(store->acquire(id, 0).find(3) == nullptr);
+  CHECK(store->acquire(id, 0).find(logical_block{3}) == nullptr);
   store.put(id, {0, 3});
   CHECK(holds(store->acquire(id, 0), id, {0, 3}));
 }
@@ -256,10 +256,10 @@ TEST_CASE("block store: a stale handle throws and changes nothing") {
   const store_counts before = store.counts();
   for (const sequence_id wrong : {stale, sequence_id{}, sequence_id{-1, 1}, sequence_id{2, 1},
                                   sequence_id{1, 1}, sequence_id{id.index, id.generation + 1}}) {
-    CHECK_THROWS_WITH_AS((void)store->reserve(wrong, 0, 0), doctest::Contains("stale or unknown"),
-                         std::invalid_argument);
+    CHECK_THROWS_WITH_AS((void)store->reserve(wrong, 0, logical_block{0}),
+                         doctest::Contains("stale or unknown"), std::invalid_argument);
     CHECK_THROWS_AS((void)store->acquire(wrong, 0), std::invalid_argument);
-    CHECK_THROWS_AS((void)store->contains(wrong, 0, 0), std::invalid_argument);
+    CHECK_THROWS_AS((void)store->contains(wrong, 0, logical_block{0}), std::invalid_argument);
     CHECK_THROWS_AS((void)store->close_sequence(wrong), std::invalid_argument);
   }
   CHECK(store.counts() == before);
@@ -270,22 +270,22 @@ TEST_CASE("block store: a stale handle throws and changes nothing") {
 TEST_CASE("block store: a layer or block out of range is named") {
   checked_store store(2, 2, 4);
   const sequence_id id = store.open();
-  CHECK_THROWS_WITH_AS((void)store->reserve(id, layers, 0),
+  CHECK_THROWS_WITH_AS((void)store->reserve(id, layers, logical_block{0}),
                        "block_store: layer is 2, expected 0 to 1", std::out_of_range);
-  CHECK_THROWS_WITH_AS((void)store->reserve(id, 0, 4), "block_store: block is 4, expected 0 to 3",
-                       std::out_of_range);
-  CHECK_THROWS_AS((void)store->reserve(id, -1, 0), std::out_of_range);
-  CHECK_THROWS_AS((void)store->reserve(id, 0, -1), std::out_of_range);
+  CHECK_THROWS_WITH_AS((void)store->reserve(id, 0, logical_block{4}),
+                       "block_store: block is 4, expected 0 to 3", std::out_of_range);
+  CHECK_THROWS_AS((void)store->reserve(id, -1, logical_block{0}), std::out_of_range);
+  CHECK_THROWS_AS((void)store->reserve(id, 0, logical_block{-1}), std::out_of_range);
   CHECK_THROWS_AS((void)store->acquire(id, layers), std::out_of_range);
   CHECK_THROWS_AS((void)store->acquire(id, -1), std::out_of_range);
-  CHECK_THROWS_AS((void)store->contains(id, 0, 4), std::out_of_range);
-  CHECK_THROWS_AS((void)store->contains(id, 2, 0), std::out_of_range);
+  CHECK_THROWS_AS((void)store->contains(id, 0, logical_block{4}), std::out_of_range);
+  CHECK_THROWS_AS((void)store->contains(id, 2, logical_block{0}), std::out_of_range);
   store.expect(2, 0, 0, 0, 0);
   store.put(id, {0, 1});
   const lease_type lease = store->acquire(id, 0);
   for (const std::int32_t block : {-1, 4, std::numeric_limits<std::int32_t>::min(),
                                    std::numeric_limits<std::int32_t>::max()}) {
-    CHECK(lease.find(block) == nullptr);  // reading never throws
+    CHECK(lease.find(logical_block{block}) == nullptr);  // reading never throws
   }
 }
 
@@ -502,7 +502,7 @@ TEST_CASE("fault 2: a unit that does not fit leaves the others of its batch alon
   const sequence_id more = store.open();
   store.fail_to_put(blocked, {0, 1});
   store.put(more, {0, 0});  // takes the place of the blocked one
-  CHECK(store->reserve(stays, 0, 1).outcome == reserve_outcome::exists);
+  CHECK(store->reserve(stays, 0, logical_block{1}).outcome == reserve_outcome::exists);
   CHECK(store.units_of(blocked).empty());
   CHECK(store.units_of(more) == chain(1));
   CHECK(store.units_of(stays) == chain(2));
@@ -517,7 +517,8 @@ TEST_CASE("fault 3: all units that were put are found, the tail too") {
   int found = 0;
   for (std::int32_t block = 0; block < 217; ++block) {
     found += holds(leases[block % layers], id, {block % layers, block}) ? 1 : 0;
-    CHECK(leases[1 - block % layers].find(block) == nullptr);  // that layer does not have it
+    CHECK(leases[1 - block % layers].find(logical_block{block}) ==
+          nullptr);  // that layer does not have it
   }
   CHECK(found == 217);
 }
@@ -547,7 +548,7 @@ TEST_CASE("fault 9: a lease is given back once") {
   first.release();
   first.release();
   CHECK(!first);
-  CHECK(first.find(0) == nullptr);
+  CHECK(first.find(logical_block{0}) == nullptr);
   store.expect(2, 0, 0, 2, 0);  // the second still pins
   CHECK(holds(second, id, {0, 0}));
   second.release();
@@ -565,14 +566,13 @@ TEST_CASE("block store: many blocks are found at once as they are one by one") {
     }
     const lease_type lease = store->acquire(id, 0);
     for (const std::size_t count : {0, 1, 63, 64, 65, 300}) {
-      std::vector<std::int32_t> wanted;
+      std::vector<logical_block> wanted;
       for (std::size_t i = 0; i < count; ++i) {
-        wanted.push_back(
-            static_cast<std::int32_t>(draw.below(2 * static_cast<std::uint64_t>(blocks))) -
-            blocks / 2);
+        const auto drawn = draw.below(2 * static_cast<std::uint64_t>(blocks));
+        wanted.push_back(logical_block{static_cast<std::int32_t>(drawn) - blocks / 2});
       }
-      if (count > 1) wanted[0] = INT32_MIN;
-      if (count > 1) wanted[1] = INT32_MAX;
+      if (count > 1) wanted[0] = logical_block{INT32_MIN};
+      if (count > 1) wanted[1] = logical_block{INT32_MAX};
       const std::byte untouched{};
       std::vector<const std::byte*> found(count + 1, &untouched);
       lease.find(wanted, found);
@@ -604,11 +604,11 @@ TEST_CASE("block store: a batch gets what its blocks would get one by one") {
     const sequence_id a = single.open_sequence().value();
     const sequence_id b = batched.open_sequence().value();
     REQUIRE(a == b);
-    std::vector<std::int32_t> blocks;  // in order, and some of them twice
+    std::vector<logical_block> blocks;  // in order, and some of them twice
     const auto count = static_cast<std::int32_t>(1 + draw.below(30));
     for (std::int32_t block = 0; block < count; ++block) {
-      blocks.push_back(block);
-      if (draw.one_in(8)) blocks.push_back(static_cast<std::int32_t>(draw.below(32)));
+      blocks.push_back(logical_block{block});
+      if (draw.one_in(8)) blocks.push_back(static_cast<logical_block>(draw.below(32)));
     }
     for (std::int32_t layer = 0; layer < layers; ++layer) {
       std::vector<pulseinfer::reservation> got(blocks.size() + 1, {reserve_outcome::writing, {}});
@@ -628,13 +628,14 @@ TEST_CASE("block store: a batch gets what its blocks would get one by one") {
       CHECK(single.counts() == batched.counts());
     }
     std::vector<pulseinfer::block_key> keys;
-    for (std::int32_t block = 0; block < count && single.contains(a, 0, block); ++block) {
+    for (std::int32_t block = 0; block < count && single.contains(a, 0, logical_block{block});
+         ++block) {
       keys.push_back({draw.below(40) << 58, draw.below(4)});
     }
     std::vector<pulseinfer::name_outcome> names(keys.size());
-    batched.name_blocks(b, 0, keys, names);
+    batched.name_blocks(b, logical_block{0}, keys, names);
     for (std::size_t i = 0; i < keys.size(); ++i) {
-      CHECK(single.name_block(a, static_cast<std::int32_t>(i), keys[i]) == names[i]);
+      CHECK(single.name_block(a, static_cast<logical_block>(i), keys[i]) == names[i]);
     }
     if (round % 7 != 0) {
       CHECK(single.close_sequence(a) == batched.close_sequence(b));
@@ -658,7 +659,7 @@ TEST_CASE("block store: a batch with something wrong in it changes nothing") {
   store.put(id, {0, 0});
   const store_counts before = store.counts();
   pulseinfer::reservation got[3];
-  const std::int32_t bad[] = {1, 2, 64};
+  const logical_block bad[] = {logical_block{1}, logical_block{2}, logical_block{64}};
   CHECK_THROWS_AS(store->reserve(id, 0, bad, got), std::out_of_range);
   CHECK_THROWS_AS(store->reserve(id, layers, bad, got), std::out_of_range);
   CHECK_THROWS_AS(store->reserve(id, 0, bad, std::span(got).first(2)), std::invalid_argument);
@@ -666,16 +667,16 @@ TEST_CASE("block store: a batch with something wrong in it changes nothing") {
                   std::invalid_argument);
   const pulseinfer::block_key keys[] = {{1, 1}, {2, 2}};
   pulseinfer::name_outcome named[2];
-  CHECK_THROWS_AS(store->name_blocks(id, 63, keys, named), std::out_of_range);
-  CHECK_THROWS_AS(store->name_blocks(id, -1, keys, named), std::out_of_range);
-  CHECK_THROWS_AS(store->name_blocks(id, 0, keys, std::span(named).first(1)),
+  CHECK_THROWS_AS(store->name_blocks(id, logical_block{63}, keys, named), std::out_of_range);
+  CHECK_THROWS_AS(store->name_blocks(id, logical_block{-1}, keys, named), std::out_of_range);
+  CHECK_THROWS_AS(store->name_blocks(id, logical_block{0}, keys, std::span(named).first(1)),
                   std::invalid_argument);
-  CHECK_THROWS_AS(store->name_blocks({}, 0, keys, named), std::invalid_argument);
+  CHECK_THROWS_AS(store->name_blocks({}, logical_block{0}, keys, named), std::invalid_argument);
   CHECK(store.counts() == before);
   CHECK(store->ready_blocks(keys) == 0);
   store->reserve(id, 0, {}, {});
   store->commit(std::span<const host_slot>{});
-  store->name_blocks(id, 0, {}, {});
+  store->name_blocks(id, logical_block{0}, {}, {});
   const host_slot slots[] = {store.reserve(id, {0, 1}), store.reserve(id, {0, 2}), host_slot{7}};
   CHECK_THROWS_AS(store->commit(slots), std::logic_error);
   CHECK(store.has(id, {0, 2}));
@@ -689,7 +690,7 @@ TEST_CASE("block store: leases move") {
   store.put_chain(b, 2);
   lease_type none;
   CHECK(!none);
-  CHECK(none.find(0) == nullptr);
+  CHECK(none.find(logical_block{0}) == nullptr);
   none.release();
 
   lease_type first = store->acquire(a, 0);
@@ -774,7 +775,7 @@ TEST_CASE(
     else
       store->commit(slot);
     store.expect(2, 0, 0, 0, 1);
-    CHECK(lease.find(1) == nullptr);  // it was not committed in time
+    CHECK(lease.find(logical_block{1}) == nullptr);  // it was not committed in time
     CHECK(store->open_sequence().has_value() == lease_first);
     if (lease_first)
       store->commit(slot);
@@ -857,7 +858,7 @@ TEST_CASE("block store: readers see whole units while a writer evicts") {
         for (std::int32_t i = 0; i < 10 * blocks; ++i) {
           const std::int32_t block = i % blocks;
           if (block == 0) std::this_thread::yield();
-          const std::byte* const bytes = lease.find(block);
+          const std::byte* const bytes = lease.find(logical_block{block});
           if (bytes == nullptr) continue;
           ++found;
           const stamp content = read_stamp(bytes);
@@ -878,7 +879,7 @@ TEST_CASE("block store: readers see whole units while a writer evicts") {
       const sequence_id id = ids[draw.below(sequences)];
       const unit at{static_cast<std::int32_t>(draw.below(layers)),
                     static_cast<std::int32_t>(draw.below(blocks))};
-      const auto got = store.reserve(id, at.layer, at.block);
+      const auto got = store.reserve(id, at.layer, logical_block{at.block});
       if (got.outcome != reserve_outcome::reserved) continue;
       const stamp content = stamp_of(id, at, attempt);
       write_stamp(store.writable(got.slot), content);
@@ -927,7 +928,7 @@ struct tagged_store {
 
   sequence_id open() { return store.open_sequence().value(); }
   std::byte* put(sequence_id id, std::int32_t layer, std::int32_t block, std::uint64_t content) {
-    const auto got = store.reserve(id, layer, block);
+    const auto got = store.reserve(id, layer, logical_block{block});
     REQUIRE(got.outcome == reserve_outcome::reserved);
     std::byte* const bytes = store.writable(got.slot);
     pulseinfer::detail::random_source random(content);
@@ -968,15 +969,15 @@ TEST_CASE("block_store: gathered bytes match their unit wherever they lie, and n
     (void)s.put(b, 0, 1, 2);
     const auto of_a = s.store.acquire(a, 0);
     const auto of_b = s.store.acquire(b, 0);
-    const std::vector<std::byte> gathered = copy_of(of_a.find(0));
-    CHECK(of_a.matches(0, gathered.data()));
-    CHECK(of_a.matches(0, of_a.find(0)));
-    CHECK(of_b.matches(1, of_b.find(1)));
-    CHECK(!of_b.matches(1, gathered.data()));  // a crossed unit
-    CHECK(!of_a.matches(0, of_b.find(1)));
-    CHECK(!of_a.matches(2, gathered.data()));  // not stored
-    CHECK(!of_a.matches(-1, gathered.data()));
-    CHECK(!of_a.matches(99, gathered.data()));
+    const std::vector<std::byte> gathered = copy_of(of_a.find(logical_block{0}));
+    CHECK(of_a.matches(logical_block{0}, gathered.data()));
+    CHECK(of_a.matches(logical_block{0}, of_a.find(logical_block{0})));
+    CHECK(of_b.matches(logical_block{1}, of_b.find(logical_block{1})));
+    CHECK(!of_b.matches(logical_block{1}, gathered.data()));  // a crossed unit
+    CHECK(!of_a.matches(logical_block{0}, of_b.find(logical_block{1})));
+    CHECK(!of_a.matches(logical_block{2}, gathered.data()));  // not stored
+    CHECK(!of_a.matches(logical_block{-1}, gathered.data()));
+    CHECK(!of_a.matches(logical_block{99}, gathered.data()));
   }
 }
 
@@ -988,10 +989,10 @@ TEST_CASE("block_store: a slot that another unit's writer overwrote is found, eq
     const std::byte* const second = s.put(id, 0, 1, 2);
     std::memcpy(first, second, static_cast<std::size_t>(large_bytes));
     auto lease = s.store.acquire(id, 0);
-    CHECK(!lease.matches(0, lease.find(0)));
-    CHECK(lease.matches(1, lease.find(1)));
-    CHECK(lease.drop_if_corrupt(0));
-    CHECK(!lease.drop_if_corrupt(1));
+    CHECK(!lease.matches(logical_block{0}, lease.find(logical_block{0})));
+    CHECK(lease.matches(logical_block{1}, lease.find(logical_block{1})));
+    CHECK(lease.drop_if_corrupt(logical_block{0}));
+    CHECK(!lease.drop_if_corrupt(logical_block{1}));
   }
 }
 
@@ -1004,13 +1005,13 @@ TEST_CASE("block_store: a flipped bit is found by the checksum, by the canary wh
       const sequence_id id = s.open();
       std::byte* const bytes = s.put(id, 1, 3, 1);
       auto lease = s.store.acquire(id, 1);
-      CHECK(lease.matches(3, lease.find(3)));
+      CHECK(lease.matches(logical_block{3}, lease.find(logical_block{3})));
       bytes[at] ^= std::byte{4};
       const bool found = kind == pulseinfer::integrity::checksum ||
                          (kind == pulseinfer::integrity::canary && looked_at);
-      CHECK(lease.matches(3, lease.find(3)) == !found);
-      CHECK(lease.drop_if_corrupt(3) == found);
-      CHECK((lease.find(3) == nullptr) == found);
+      CHECK(lease.matches(logical_block{3}, lease.find(logical_block{3})) == !found);
+      CHECK(lease.drop_if_corrupt(logical_block{3}) == found);
+      CHECK((lease.find(logical_block{3}) == nullptr) == found);
     }
   }
 }
@@ -1024,25 +1025,25 @@ TEST_CASE("block_store: a corrupt unit is absent at once, its slot free after th
   {
     auto other = s.store.acquire(id, 0);
     auto lease = s.store.acquire(id, 0);
-    const std::byte* const seen = other.find(0);
+    const std::byte* const seen = other.find(logical_block{0});
     bytes[9] ^= std::byte{1};
-    CHECK(lease.drop_if_corrupt(0));
+    CHECK(lease.drop_if_corrupt(logical_block{0}));
     s.expect(2, 1, 0, 1);
-    CHECK(lease.find(0) == nullptr);
-    CHECK(other.find(0) == nullptr);
-    CHECK(!s.store.contains(id, 0, 0));
-    CHECK(!lease.drop_if_corrupt(0));          // once
-    CHECK(std::memcmp(seen, bytes, 16) == 0);  // still there for who reads it
+    CHECK(lease.find(logical_block{0}) == nullptr);
+    CHECK(other.find(logical_block{0}) == nullptr);
+    CHECK(!s.store.contains(id, 0, logical_block{0}));
+    CHECK(!lease.drop_if_corrupt(logical_block{0}));  // once
+    CHECK(std::memcmp(seen, bytes, 16) == 0);         // still there for who reads it
 
     // It can be written anew beside the old one, and that one is well.
     const std::byte* const anew = s.put(id, 0, 0, 1);
     CHECK(anew != bytes);
     s.expect(1, 2, 0, 1);
-    CHECK(lease.find(0) == anew);
-    CHECK(lease.matches(0, anew));
-    CHECK(!lease.matches(0, seen));    // one who gathered before
-    CHECK(!other.drop_if_corrupt(0));  // does not take the new one out
-    CHECK(lease.find(0) == anew);
+    CHECK(lease.find(logical_block{0}) == anew);
+    CHECK(lease.matches(logical_block{0}, anew));
+    CHECK(!lease.matches(logical_block{0}, seen));    // one who gathered before
+    CHECK(!other.drop_if_corrupt(logical_block{0}));  // does not take the new one out
+    CHECK(lease.find(logical_block{0}) == anew);
     lease.release();
     s.expect(1, 2, 0, 1);
   }
@@ -1060,17 +1061,18 @@ TEST_CASE("block_store: a corrupt unit of a closed sequence is freed with the ot
     auto lease = s.store.acquire(id, 0);
     CHECK(s.store.close_sequence(id) == close_outcome::deferred);
     s.expect(2, 0, 0, 2);
-    CHECK(lease.matches(0, lease.find(0)));  // the generation is that of the lease
+    CHECK(lease.matches(logical_block{0},
+                        lease.find(logical_block{0})));  // the generation is that of the lease
     bytes[0] ^= std::byte{1};
-    CHECK(!lease.matches(0, lease.find(0)));
-    CHECK(lease.drop_if_corrupt(0));
+    CHECK(!lease.matches(logical_block{0}, lease.find(logical_block{0})));
+    CHECK(lease.drop_if_corrupt(logical_block{0}));
     s.expect(2, 0, 0, 2);
   }
   s.expect(4, 0, 0, 0);
   // The index comes back with another generation, and nothing of the unit is left.
   for (int i = 0; i < 4; ++i) {
     const sequence_id next = s.open();
-    CHECK(!s.store.contains(next, 0, 0));
+    CHECK(!s.store.contains(next, 0, logical_block{0}));
   }
 }
 
@@ -1082,9 +1084,9 @@ TEST_CASE("block_store: the only unit of a sequence may be the corrupt one") {
   {
     auto lease = s.store.acquire(id, 0);
     bytes[0] ^= std::byte{1};
-    CHECK(lease.drop_if_corrupt(0));
+    CHECK(lease.drop_if_corrupt(logical_block{0}));
     s.expect(0, 0, 0, 1);
-    CHECK(s.store.reserve(other, 0, 0).outcome == reserve_outcome::full);
+    CHECK(s.store.reserve(other, 0, logical_block{0}).outcome == reserve_outcome::full);
   }
   s.expect(1, 0, 0, 0);
   (void)s.put(other, 0, 0, 2);
@@ -1098,7 +1100,7 @@ TEST_CASE("block_store: slots are tagged anew when they are used again") {
     (void)s.put(id, 0, 0, round);
     {
       const auto lease = s.store.acquire(id, 0);
-      CHECK(lease.matches(0, lease.find(0)));
+      CHECK(lease.matches(logical_block{0}, lease.find(logical_block{0})));
     }
     CHECK(s.store.close_sequence(id) == close_outcome::closed);
   }
@@ -1107,15 +1109,15 @@ TEST_CASE("block_store: slots are tagged anew when they are used again") {
 TEST_CASE("block_store: with tags too, a second commit and one after abort are errors") {
   tagged_store s(pulseinfer::integrity::checksum);
   const sequence_id id = s.open();
-  const auto first = s.store.reserve(id, 0, 0);
+  const auto first = s.store.reserve(id, 0, logical_block{0});
   s.store.commit(first.slot);
   CHECK_THROWS_AS(s.store.commit(first.slot), std::logic_error);
-  const auto second = s.store.reserve(id, 0, 1);
+  const auto second = s.store.reserve(id, 0, logical_block{1});
   s.store.abort(second.slot);
   CHECK_THROWS_AS(s.store.commit(second.slot), std::logic_error);
   CHECK_THROWS_AS(s.store.commit(host_slot::none), std::logic_error);
   // Closed meanwhile: the slot is free, whatever is in it.
-  const auto third = s.store.reserve(id, 0, 2);
+  const auto third = s.store.reserve(id, 0, logical_block{2});
   CHECK(s.store.close_sequence(id) == close_outcome::deferred);
   s.store.commit(third.slot);
   s.expect(8, 0, 0, 0);
@@ -1126,11 +1128,11 @@ TEST_CASE("block_store: without integrity everything matches, and nothing is rea
   const sequence_id id = s.open();
   (void)s.put(id, 0, 0, 1);
   auto lease = s.store.acquire(id, 0);
-  CHECK(lease.matches(0, nullptr));
-  CHECK(!lease.drop_if_corrupt(0));
+  CHECK(lease.matches(logical_block{0}, nullptr));
+  CHECK(!lease.drop_if_corrupt(logical_block{0}));
   const lease_type none;
-  CHECK(none.matches(0, nullptr));
-  CHECK(store_type::lease{}.drop_if_corrupt(0) == false);
+  CHECK(none.matches(logical_block{0}, nullptr));
+  CHECK(store_type::lease{}.drop_if_corrupt(logical_block{0}) == false);
 }
 
 TEST_CASE("block_store: a checksum needs a hash") {
@@ -1155,15 +1157,15 @@ TEST_CASE("block_store: units are checked and dropped beside writers and readers
     threads.emplace_back([&, t] {
       for (int round = 0; round < 50; ++round) {
         if (t == 0) {
-          const auto got = s.store.reserve(id, 1, round % 8);
+          const auto got = s.store.reserve(id, 1, logical_block{round % 8});
           if (got.outcome == reserve_outcome::reserved) s.store.commit(got.slot);
           continue;
         }
         auto lease = s.store.acquire(id, 0);
         for (std::int32_t block = 0; block < 4; ++block) {
-          const std::byte* const bytes = lease.find(block);
-          if (bytes == nullptr || lease.matches(block, bytes)) continue;
-          if (lease.drop_if_corrupt(block)) ++dropped;
+          const std::byte* const bytes = lease.find(logical_block{block});
+          if (bytes == nullptr || lease.matches(logical_block{block}, bytes)) continue;
+          if (lease.drop_if_corrupt(logical_block{block})) ++dropped;
         }
       }
     });

@@ -14,6 +14,7 @@
 namespace {
 
 using pulseinfer::eviction_policy;
+using pulseinfer::logical_block;
 using pulseinfer::page_table;
 using pulseinfer::row_group;
 
@@ -169,15 +170,15 @@ TEST_CASE("concepts: a store over archetypes of backend and policy") {
   store_type store(archetype::backend{}, {.layers = 1, .kv_heads = 1, .head_dim = 8},
                    {.capacity_bytes = 1'024, .max_sequences = 2, .max_blocks = 4});
   const auto id = store.open_sequence().value();
-  for (const std::int32_t block : {0, 1}) {
+  for (const logical_block block : {logical_block{0}, logical_block{1}}) {
     const auto got = store.reserve(id, 0, block);
     REQUIRE(got.outcome == pulseinfer::reserve_outcome::reserved);
     *store.writable(got.slot) = std::byte{7};
     store.commit(got.slot);
   }
   const auto lease = store.acquire(id, 0);
-  REQUIRE(lease.find(1) != nullptr);
-  CHECK(*lease.find(1) == std::byte{7});
+  REQUIRE(lease.find(logical_block{1}) != nullptr);
+  CHECK(*lease.find(logical_block{1}) == std::byte{7});
   // This policy never gives anything up.
-  CHECK(store.reserve(id, 0, 2).outcome == pulseinfer::reserve_outcome::full);
+  CHECK(store.reserve(id, 0, logical_block{2}).outcome == pulseinfer::reserve_outcome::full);
 }

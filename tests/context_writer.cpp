@@ -20,6 +20,7 @@ using backend = test::backend;
 using rig = test::offload_rig<backend>;
 using pulseinfer::appended_row;
 using pulseinfer::block_table;
+using pulseinfer::logical_block;
 
 constexpr std::int32_t block_tokens = rig::geometry.block_tokens;
 constexpr std::int64_t table_blocks = 16;
@@ -90,7 +91,7 @@ TEST_CASE("context writer: blocks are stored as they become full, the last one i
       s.writer.sync_layer(layer);
       CHECK(s.writer.stored_blocks(layer, 0) == 3);
       for (std::int32_t block = 0; block < 3; ++block) CHECK(s.holds(id, layer, 0, block));
-      CHECK_FALSE(s.r.store.contains(id, layer, 3));
+      CHECK_FALSE(s.r.store.contains(id, layer, logical_block{3}));
     }
     s.writer.close(0);
   });

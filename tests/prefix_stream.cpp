@@ -6,6 +6,8 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
+#include <initializer_list>
+#include <span>
 #include <stdexcept>
 #include <vector>
 
@@ -15,12 +17,19 @@ namespace {
 
 using backend = test::backend;
 using rig = test::offload_rig<backend>;
+using pulseinfer::device_page;
+using pulseinfer::logical_block;
 using pulseinfer::prefix_outcome;
 using pulseinfer::prefix_stream;
 
 constexpr std::int32_t blocks = 5;
-const std::vector<std::int32_t> even = {10, 12, 14, 16, 18};
-const std::vector<std::int32_t> odd = {11, 13, 15, 17, 19};
+std::vector<device_page> pages_from(std::initializer_list<std::int32_t> numbers) {
+  std::vector<device_page> pages;
+  for (const std::int32_t number : numbers) pages.push_back(device_page{number});
+  return pages;
+}
+const std::vector<device_page> even = pages_from({10, 12, 14, 16, 18});
+const std::vector<device_page> odd = pages_from({11, 13, 15, 17, 19});
 
 std::vector<std::int32_t> all_blocks() {
   return {0, 1, 2, 3, 4};
@@ -28,8 +37,8 @@ std::vector<std::int32_t> all_blocks() {
 
 /// What the engine's work on a layer reads: the pages of the layer, on the engine's stream, into the
 /// host's copy of the pool.
-void read_layer(rig& r, std::int32_t layer, std::span<const std::int32_t> pages) {
-  for (const std::int32_t page : pages) r.pages.read_page(layer, page, r.stream);
+void read_layer(rig& r, std::int32_t layer, std::span<const device_page> pages) {
+  for (const device_page page : pages) r.pages.read_page(layer, index_of(page), r.stream);
 }
 
 }  // namespace
@@ -52,7 +61,7 @@ TEST_CASE("prefix stream: every layer's blocks come in order, over two sets of p
       for (std::int32_t layer = 0; layer < rig::geometry.layers; ++layer) {
         for (std::int32_t block = 0; block < blocks; ++block) {
           const auto& set = layer % 2 == 0 ? even : odd;
-          CHECK((r.pages.get(layer, set[static_cast<std::size_t>(block)]) ==
+          CHECK((r.pages.get(layer, index_of(set[static_cast<std::size_t>(block)])) ==
                  test::stamp(rig::geometry, 7, layer, block)));
         }
       }
@@ -68,14 +77,14 @@ TEST_CASE("prefix stream: a layer that the store lost in part is incomplete, the
     for (const std::int32_t block : all_blocks()) r.add(id, 3, 1, block);
     prefix_stream stream(r.mover, id, 2, even, odd, r.stream);
     REQUIRE(stream.sync_layer(r.stream) == prefix_outcome::incomplete);
-    CHECK(std::vector<std::int32_t>(stream.missing().begin(), stream.missing().end()) ==
-          std::vector<std::int32_t>{1, 3});
+    CHECK(std::vector<logical_block>(stream.missing().begin(), stream.missing().end()) ==
+          std::vector<logical_block>{logical_block{1}, logical_block{3}});
     read_layer(r, 0, stream.pages());
     REQUIRE(stream.sync_layer(r.stream) == prefix_outcome::ready);
     CHECK(stream.missing().empty());
     machine.sync(r.stream);
-    CHECK((r.pages.get(0, even[2]) == test::stamp(rig::geometry, 3, 0, 2)));
-    CHECK((r.pages.get(0, even[1]) != test::stamp(rig::geometry, 3, 0, 1)));
+    CHECK((r.pages.get(0, index_of(even[2])) == test::stamp(rig::geometry, 3, 0, 2)));
+    CHECK((r.pages.get(0, index_of(even[1])) != test::stamp(rig::geometry, 3, 0, 1)));
   });
 }
 
@@ -111,8 +120,8 @@ TEST_CASE("prefix stream: bad sets, layers and sequences are refused") {
     rig r(machine);
     const auto id = r.stored(5, all_blocks());
     using stream_type = prefix_stream<backend, pulseinfer::block_store<backend>>;
-    const std::vector<std::int32_t> four = {1, 2, 3, 4};
-    const std::vector<std::int32_t> outside = {1, 2, 3, 4, 96};
+    const std::vector<device_page> four = pages_from({1, 2, 3, 4});
+    const std::vector<device_page> outside = pages_from({1, 2, 3, 4, 96});
     CHECK_THROWS_WITH_AS(stream_type(r.mover, id, 2, even, four, r.stream),
                          "prefix_stream: the sets have 5 and 4 pages, expected the same",
                          std::invalid_argument);
@@ -141,7 +150,7 @@ TEST_CASE(
     read_layer(r, 0, stream.pages());
     CHECK_THROWS_AS((void)stream.sync_layer(r.stream), std::invalid_argument);
     machine.sync(r.stream);
-    CHECK((r.pages.get(0, even[4]) == test::stamp(rig::geometry, 5, 0, 4)));
+    CHECK((r.pages.get(0, index_of(even[4])) == test::stamp(rig::geometry, 5, 0, 4)));
     // The recall ends, and gives its lease back, a moment after its pages can be used.
     machine.sync_until([&] { return r.store.counts().free == r.store.counts().capacity; });
   });

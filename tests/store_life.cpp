@@ -4,11 +4,13 @@
 /// fails; and units that are where their handles say.
 #include <doctest/doctest.h>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <fstream>
 #include <memory>
 #include <new>
+#include <span>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -19,6 +21,7 @@
 #include "pulseinfer/eviction_adaptive_2q.hpp"
 #include "pulseinfer/eviction_prefix_tree.hpp"
 #include "pulseinfer/eviction_priority.hpp"
+#include "pulseinfer/transfer_options.hpp"
 #include "support/allocations.hpp"
 #include "support/rounds.hpp"
 #include "support/sanitizers.hpp"
@@ -58,16 +61,16 @@ class busy_store {
     const sequence_id id = found->sequence;
     write(id, found->blocks, 4, draw);
     for (std::int32_t block = found->blocks; block < 4; ++block) {
-      if (store_.contains(id, 0, block)) {
-        (void)store_.name_block(id, block, prompt[static_cast<std::size_t>(block)]);
+      if (store_.contains(id, 0, logical_block{block})) {
+        (void)store_.name_block(id, logical_block{block}, prompt[static_cast<std::size_t>(block)]);
       }
     }
     {
       const auto lease = store_.acquire(id, 1);
       for (std::int32_t block = 0; block < 8; ++block) {
-        if (lease.find(block) == nullptr) continue;
+        if (lease.find(logical_block{block}) == nullptr) continue;
         ++found_;
-        (void)lease.matches(block, lease.find(block));
+        (void)lease.matches(logical_block{block}, lease.find(logical_block{block}));
       }
     }
     (void)store_.expire(static_cast<std::int64_t>(seed) - 2);
@@ -90,7 +93,7 @@ class busy_store {
              pulseinfer::detail::random_source& draw) {
     for (std::int32_t block = first; block < last; ++block) {
       for (std::int32_t layer = 0; layer < layers; ++layer) {
-        const auto got = store_.reserve(id, layer, block);
+        const auto got = store_.reserve(id, layer, logical_block{block});
         if (got.outcome != reserve_outcome::reserved) continue;
         write_stamp(store_.writable(got.slot), stamp_of(id, {layer, block}));
         draw.below(16) == 0 ? store_.abort(got.slot) : store_.commit(got.slot);
@@ -255,17 +258,64 @@ TEST_CASE("store life: tables of a large store are a small part of it") {
 
 // Handles.
 
+using pulseinfer::device_page;
+using pulseinfer::unit_target;
+
+/// None of the others is made from the first, nor the first from them, without saying so.
+template <class First, class... Others>
+constexpr bool is_apart_from = (... && (!std::is_convertible_v<First, Others> &&
+                                        !std::is_convertible_v<Others, First> &&
+                                        !std::is_assignable_v<First&, Others> &&
+                                        !std::is_assignable_v<Others&, First> &&
+                                        !std::equality_comparable_with<First, Others>));
+template <class First, class... Others>
+constexpr bool are_apart = is_apart_from<First, Others...>&& are_apart<Others...>;
+template <class Last>
+constexpr bool are_apart<Last> = true;
+
 template <class Slot>
 constexpr bool commits = requires(store_type& store, Slot slot) {
   store.commit(slot);
+  store.abort(slot);
+  store.writable(slot);
+};
+template <class Block>
+constexpr bool finds_any = requires(const store_type::lease& lease, Block block) {
+  lease.find(block);
+};
+template <class Block>
+constexpr bool reserves = requires(store_type& store, Block block) {
+  store.reserve({}, 0, block);
+};
+template <class Block>
+constexpr bool reserves_many = requires(store_type& store, std::vector<Block>& blocks,
+                                        std::span<pulseinfer::reservation> to) {
+  store.reserve({}, 0, blocks, to);
+};
+template <class Block>
+constexpr bool names = requires(store_type& store, Block block) {
+  store.name_block({}, block, {});
+};
+template <class Block>
+constexpr bool takes_block =
+    reserves<Block>&& reserves_many<Block>&& finds_any<Block>&& names<Block>;
+template <class Block>
+constexpr bool takes_nowhere =
+    !reserves<Block> && !reserves_many<Block> && !finds_any<Block> && !names<Block>;
+template <class Block, class Page>
+constexpr bool is_target = requires(Block block, Page page) {
+  unit_target{0, block, page};
 };
 
 TEST_CASE("fault 15: a block, a slot and a sequence are not taken for each other") {
-  static_assert(std::is_enum_v<host_slot> && !std::is_convertible_v<host_slot, std::int32_t>);
-  static_assert(!std::is_convertible_v<std::int32_t, host_slot>);
-  static_assert(!std::is_convertible_v<std::int32_t, sequence_id>);
-  static_assert(!std::is_constructible_v<sequence_id, host_slot>);
-  static_assert(!commits<std::int32_t> && commits<host_slot>);
+  static_assert(are_apart<std::int32_t, logical_block, host_slot, device_page, sequence_id>);
+  static_assert(commits<host_slot> && !commits<std::int32_t> && !commits<logical_block> &&
+                !commits<device_page>);
+  static_assert(takes_block<logical_block> && takes_nowhere<std::int32_t> &&
+                takes_nowhere<host_slot> && takes_nowhere<device_page>);
+  static_assert(is_target<logical_block, device_page> && !is_target<device_page, logical_block> &&
+                !is_target<std::int32_t, device_page> && !is_target<logical_block, host_slot> &&
+                !is_target<logical_block, std::int32_t>);
   // A block that leaves and comes back lies elsewhere, and is found by its number all the same.
   shelf<store_type> s(test::make_backend(), 64);
   const sequence_id id = s.open();

@@ -65,7 +65,7 @@ TEST_CASE("store prefix: blocks with names stay when their sequence is closed, a
   CHECK(s.prefix_of(found->sequence) == 2);
   const auto lease = s->acquire(found->sequence, 1);
   CHECK(finds(lease, writer, {1, 1}));
-  CHECK(lease.find(2) == nullptr);
+  CHECK(lease.find(logical_block{2}) == nullptr);
   s.put_blocks(found->sequence, 2, 3);
   CHECK(finds(lease, found->sequence, {1, 2}));
 }
@@ -108,7 +108,8 @@ TEST_CASE("store prefix: tenants share nothing, whatever their tokens") {
   s.expect({.free = 12, .evictable = 8});
   const auto of_one = s->open_sequence(one);
   const auto of_two = s->open_sequence(two);
-  CHECK(s->acquire(of_one->sequence, 0).find(0) != s->acquire(of_two->sequence, 0).find(0));
+  CHECK(s->acquire(of_one->sequence, 0).find(logical_block{0}) !=
+        s->acquire(of_two->sequence, 0).find(logical_block{0}));
 }
 
 TEST_CASE("store prefix: a block is found when all its layers are there, not before") {
@@ -117,20 +118,21 @@ TEST_CASE("store prefix: a block is found when all its layers are there, not bef
   const sequence_id id = s.open();
   s.put(id, {0, 0});
   const host_slot slot = s.reserve(id, {1, 0});
-  CHECK(s->name_block(id, 0, prompt[0]) == name_outcome::named);
+  CHECK(s->name_block(id, logical_block{0}, prompt[0]) == name_outcome::named);
   CHECK(s->ready_blocks(prompt) == 0);
   CHECK(s->open_sequence(prompt)->blocks == 0);
   s->commit(slot);
   CHECK(s->ready_blocks(prompt) == 1);
   s.put(id, {1, 1});
-  CHECK(s->name_block(id, 1, prompt[1]) == name_outcome::named);
+  CHECK(s->name_block(id, logical_block{1}, prompt[1]) == name_outcome::named);
   CHECK(s->ready_blocks(prompt) == 1);
   CHECK(s->close_sequence(id) == close_outcome::closed);
   s.expect({.free = 6, .evictable = 2});  // half a block does not stay
   const sequence_id again = s.open();
   s.put_blocks(again, 0, 2);
-  CHECK(s->name_block(again, 0, prompt[0]) == name_outcome::exists);
-  CHECK(s->name_block(again, 1, prompt[1]) == name_outcome::named);  // the name was free
+  CHECK(s->name_block(again, logical_block{0}, prompt[0]) == name_outcome::exists);
+  CHECK(s->name_block(again, logical_block{1}, prompt[1]) ==
+        name_outcome::named);  // the name was free
 }
 
 TEST_CASE("store prefix: the first block with a name keeps it, another one stays without") {
@@ -142,9 +144,9 @@ TEST_CASE("store prefix: the first block with a name keeps it, another one stays
   s.put_blocks(second, 0, 2);
   s.name(first, prompt);
   s.name(first, prompt);  // again the same is no change
-  CHECK(s->name_block(second, 0, prompt[0]) == name_outcome::exists);
-  CHECK(s->name_block(second, 1, prompt[1]) == name_outcome::exists);
-  CHECK_THROWS_WITH_AS((void)s->name_block(first, 0, prompt[1]),
+  CHECK(s->name_block(second, logical_block{0}, prompt[0]) == name_outcome::exists);
+  CHECK(s->name_block(second, logical_block{1}, prompt[1]) == name_outcome::exists);
+  CHECK_THROWS_WITH_AS((void)s->name_block(first, logical_block{0}, prompt[1]),
                        "block_store: block 0 has another name already", std::logic_error);
   s.expect({.free = 4, .evictable = 8});
   CHECK(s->close_sequence(second) == close_outcome::closed);
@@ -160,12 +162,12 @@ TEST_CASE("store prefix: names that make no sense are refused, and change nothin
   CHECK(s->close_sequence(stale) == close_outcome::closed);
   const sequence_id id = s.open();
   s.put_blocks(id, 0, 1);
-  CHECK_THROWS_WITH_AS((void)s->name_block(id, 1, prompt[0]),
+  CHECK_THROWS_WITH_AS((void)s->name_block(id, logical_block{1}, prompt[0]),
                        "block_store: block 1 has no unit that could be named", std::logic_error);
-  CHECK_THROWS_AS((void)s->name_block(id, 4, prompt[0]), std::out_of_range);
-  CHECK_THROWS_AS((void)s->name_block(id, -1, prompt[0]), std::out_of_range);
-  CHECK_THROWS_AS((void)s->name_block(stale, 0, prompt[0]), std::invalid_argument);
-  CHECK_THROWS_AS((void)s->name_block({}, 0, prompt[0]), std::invalid_argument);
+  CHECK_THROWS_AS((void)s->name_block(id, logical_block{4}, prompt[0]), std::out_of_range);
+  CHECK_THROWS_AS((void)s->name_block(id, logical_block{-1}, prompt[0]), std::out_of_range);
+  CHECK_THROWS_AS((void)s->name_block(stale, logical_block{0}, prompt[0]), std::invalid_argument);
+  CHECK_THROWS_AS((void)s->name_block({}, logical_block{0}, prompt[0]), std::invalid_argument);
   CHECK(s->ready_blocks(prompt) == 0);
   CHECK(s->close_sequence(id) == close_outcome::closed);
   s.expect({.free = 6});
@@ -200,7 +202,8 @@ TEST_CASE("store prefix: two who ask for a prefix share it, and it is counted on
   auto one = s->open_sequence(prompt);
   auto two = s->open_sequence(prompt);
   s.expect({.free = 6, .pinned = 4});
-  CHECK(s->acquire(one->sequence, 0).find(1) == s->acquire(two->sequence, 0).find(1));
+  CHECK(s->acquire(one->sequence, 0).find(logical_block{1}) ==
+        s->acquire(two->sequence, 0).find(logical_block{1}));
   s.put_blocks(one->sequence, 2, 3);
   CHECK(s.prefix_of(two->sequence) == 2);
   CHECK(s->close_sequence(one->sequence) == close_outcome::closed);
@@ -233,7 +236,7 @@ TEST_CASE("fault 1: what a prompt was told is there stays until it is leased") {
   const auto lease = s->acquire(found->sequence, 0);
   found->held.release();
   s.fail_to_put(writer, {0, 1});  // now the lease keeps it
-  CHECK(lease.find(0) != nullptr);
+  CHECK(lease.find(logical_block{0}) != nullptr);
 }
 
 TEST_CASE("fault 7: a prefix that is asked for and never read is given back") {
@@ -447,7 +450,7 @@ TEST_CASE("store prefix: clear forgets what only names keep, and nothing else") 
   const auto found = s->open_sequence(keys_of({1}));
   const sequence_id open = s.open();
   s.put_blocks(open, 0, 1);
-  CHECK(s->name_block(open, 0, keys_of({7})[0]) == name_outcome::named);
+  CHECK(s->name_block(open, logical_block{0}, keys_of({7})[0]) == name_outcome::named);
   CHECK(s.events().size() == 4);
   CHECK(s->clear() == 2);
   s.expect({.free = 16, .evictable = 2, .pinned = 2});
@@ -484,12 +487,14 @@ TEST_CASE("store prefix: a priority that the policy does not have is refused wit
   const sequence_id id = s.open();
   s.put_blocks(id, 0, 1);
   for (const std::int32_t priority : {-1, 3, pulseinfer::never_evict - 1}) {
-    CHECK_THROWS_WITH_AS((void)s->name_block(id, 0, keys_of({1})[0], {.priority = priority}),
-                         doctest::Contains("expected 0 to 2"), std::out_of_range);
+    CHECK_THROWS_WITH_AS(
+        (void)s->name_block(id, logical_block{0}, keys_of({1})[0], {.priority = priority}),
+        doctest::Contains("expected 0 to 2"), std::out_of_range);
   }
   CHECK(s->ready_blocks(keys_of({1})) == 0);
   s.name(id, keys_of({1}), {.priority = 1});
-  CHECK_THROWS_AS((void)s->name_block(id, 0, keys_of({1})[0], {.priority = 9}), std::out_of_range);
+  CHECK_THROWS_AS((void)s->name_block(id, logical_block{0}, keys_of({1})[0], {.priority = 9}),
+                  std::out_of_range);
   CHECK(s->close_sequence(id) == close_outcome::closed);
   CHECK(s->ready_blocks(keys_of({1})) == 1);
 }
@@ -559,8 +564,8 @@ TEST_CASE("store prefix: events tell what became of names, in order") {
   {
     const auto found = s->open_sequence(other);
     auto lease = s->acquire(found->sequence, 0);
-    const_cast<std::byte&>(lease.find(0)[0]) ^= std::byte{1};
-    CHECK(lease.drop_if_corrupt(0));
+    const_cast<std::byte&>(lease.find(logical_block{0})[0]) ^= std::byte{1};
+    CHECK(lease.drop_if_corrupt(logical_block{0}));
     CHECK(s->ready_blocks(other) == 0);
   }
   CHECK(s->clear() == 1);

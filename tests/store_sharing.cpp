@@ -40,10 +40,10 @@ TEST_CASE("store sharing: a fork finds its parent's bytes, which are counted onc
   const lease_type of_parent = s->acquire(parent, 1);
   const lease_type of_child = s->acquire(child, 1);
   for (std::int32_t block = 0; block < 2; ++block) {
-    CHECK(of_child.find(block) == of_parent.find(block));
+    CHECK(of_child.find(logical_block{block}) == of_parent.find(logical_block{block}));
     CHECK(finds(of_child, parent, {1, block}));
   }
-  CHECK(of_child.find(2) == nullptr);
+  CHECK(of_child.find(logical_block{2}) == nullptr);
   s.expect({.free = 4, .pinned = 6});
 }
 
@@ -58,8 +58,8 @@ TEST_CASE("store sharing: what either appends is its own") {
   const lease_type of_child = s->acquire(child, 0);
   CHECK(finds(of_parent, parent, {0, 2}));
   CHECK(finds(of_child, child, {0, 2}));
-  CHECK(of_child.find(3) == nullptr);
-  CHECK(of_parent.find(2) != of_child.find(2));
+  CHECK(of_child.find(logical_block{3}) == nullptr);
+  CHECK(of_parent.find(logical_block{2}) != of_child.find(logical_block{2}));
   s.expect({.free = 10, .pinned = 10});
 }
 
@@ -70,11 +70,11 @@ TEST_CASE("store sharing: a lease of the fork sees what is committed through the
   const host_slot slot = s.reserve(parent, {1, 0});
   const sequence_id child = s.fork(parent, 1);
   const lease_type lease = s->acquire(child, 1);
-  CHECK(lease.find(0) == nullptr);
-  CHECK(s->reserve(child, 1, 0).outcome == reserve_outcome::writing);
+  CHECK(lease.find(logical_block{0}) == nullptr);
+  CHECK(s->reserve(child, 1, logical_block{0}).outcome == reserve_outcome::writing);
   s->commit(slot);
   CHECK(finds(lease, parent, {1, 0}));
-  CHECK(s->reserve(child, 1, 0).outcome == reserve_outcome::exists);
+  CHECK(s->reserve(child, 1, logical_block{0}).outcome == reserve_outcome::exists);
   // The other way: a layer that the shared block lacks may come from the fork.
   s.put(parent, {0, 1});
   const sequence_id second = s.fork(parent, 2);
@@ -200,7 +200,7 @@ TEST_CASE("store sharing: nobody waits for a write whose last open holder trimme
   CHECK(s->trim(other, 0) == trim_outcome::trimmed);
   s.expect({.free = 3, .quarantined = 1});
   s->commit(slot);
-  CHECK(lease.find(0) == nullptr);
+  CHECK(lease.find(logical_block{0}) == nullptr);
   s.expect({.free = 4});
 }
 
@@ -236,7 +236,7 @@ TEST_CASE("store sharing: a tail that others share is trimmed for one alone") {
   s.put_blocks(id, 1, 2);
   CHECK(finds(s->acquire(id, 0), id, {0, 1}));
   const lease_type lease = s->acquire(child, 0);
-  CHECK(lease.find(1) != s->acquire(id, 0).find(1));
+  CHECK(lease.find(logical_block{1}) != s->acquire(id, 0).find(logical_block{1}));
   CHECK(finds(lease, id, {0, 2}));
 }
 
@@ -320,7 +320,7 @@ TEST_CASE("store sharing: nobody's prefix gets a hole, whatever is forked and ev
         const std::size_t used = draw.below(ids.size());
         (void)s->acquire(ids[used], 0);
         if (s->reserve(writer, static_cast<std::int32_t>(draw.below(2)),
-                       static_cast<std::int32_t>(draw.below(64)))
+                       static_cast<logical_block>(draw.below(64)))
                 .outcome == reserve_outcome::full) {
           break;
         }
@@ -431,12 +431,12 @@ TEST_CASE(
   const sequence_id child = s.fork(parent, 1);
   lease_type first = s->acquire(parent, 0);
   lease_type second = s->acquire(child, 0);
-  const std::byte* const bytes = second.find(0);
-  CHECK(second.matches(0, bytes));
+  const std::byte* const bytes = second.find(logical_block{0});
+  CHECK(second.matches(logical_block{0}, bytes));
   const_cast<std::byte&>(bytes[0]) ^= std::byte{1};
-  CHECK(first.drop_if_corrupt(0));
-  CHECK(!second.drop_if_corrupt(0));
-  CHECK(second.find(0) == nullptr);
+  CHECK(first.drop_if_corrupt(logical_block{0}));
+  CHECK(!second.drop_if_corrupt(logical_block{0}));
+  CHECK(second.find(logical_block{0}) == nullptr);
   s.expect({.free = 2, .pinned = 1, .quarantined = 1});
   first.release();
   s.expect({.free = 2, .pinned = 1, .quarantined = 1});
@@ -449,8 +449,8 @@ TEST_CASE("store sharing: the last lease frees a damaged slot, whoever took it a
   const sequence_id parent = s.open();
   s.put_blocks(parent, 0, 1);
   const auto damage = [&](lease_type& lease) {
-    const_cast<std::byte&>(lease.find(0)[0]) ^= std::byte{1};
-    CHECK(lease.drop_if_corrupt(0));
+    const_cast<std::byte&>(lease.find(logical_block{0})[0]) ^= std::byte{1};
+    CHECK(lease.drop_if_corrupt(logical_block{0}));
   };
   {
     lease_type first = s->acquire(parent, 0);
@@ -533,7 +533,7 @@ TEST_CASE("store sharing: what is freed is zero where that was asked for, on eve
     return zero;
   };
   const auto bytes_of = [&](sequence_id id, unit at) {
-    return s->acquire(id, at.layer).find(at.block);
+    return s->acquire(id, at.layer).find(logical_block{at.block});
   };
   const sequence_id id = s.open();
   s.put_blocks(id, 0, 4);
@@ -552,7 +552,7 @@ TEST_CASE("store sharing: what is freed is zero where that was asked for, on eve
   {
     lease_type lease = s->acquire(id, 0);
     const_cast<std::byte&>(damaged[0]) ^= std::byte{1};
-    CHECK(lease.drop_if_corrupt(2));
+    CHECK(lease.drop_if_corrupt(logical_block{2}));
     CHECK(!is_zero(damaged));  // it may be read
   }
   CHECK(is_zero(damaged));
@@ -561,7 +561,7 @@ TEST_CASE("store sharing: what is freed is zero where that was asked for, on eve
   std::int32_t block = 0;
   while (s.counts().free > 0) s.put(writer, {0, block++});
   CHECK(!is_zero(evicted));
-  const auto got = s->reserve(writer, 0, block);  // in its place
+  const auto got = s->reserve(writer, 0, logical_block{block});  // in its place
   CHECK(s->writable(got.slot) == evicted);
   CHECK(is_zero(evicted));
   s->abort(got.slot);

@@ -66,7 +66,7 @@ struct traffic {
     const auto lease = store.acquire(id, layer);
     for (std::int32_t round = 0; round < 2; ++round) {
       for (std::int32_t block = 0; block < positions; ++block) {
-        const std::byte* const bytes = lease.find(block);
+        const std::byte* const bytes = lease.find(logical_block{block});
         if (bytes == nullptr) {
           expect(block >= least);
           continue;
@@ -82,7 +82,7 @@ struct traffic {
              pulseinfer::detail::random_source& draw) {
     for (std::int32_t block = first; block < last; ++block) {
       for (std::int32_t layer = 0; layer < layers; ++layer) {
-        const auto got = store.reserve(id, layer, block);
+        const auto got = store.reserve(id, layer, logical_block{block});
         if (got.outcome != reserve_outcome::reserved) continue;
         write_stamp(store.writable(got.slot), content_of(family, {layer, block}));
         draw.one_in(16) ? store.abort(got.slot) : store.commit(got.slot);
@@ -108,7 +108,8 @@ struct traffic {
     write(id, found->blocks, named_positions, family, draw);
     for (std::int32_t block = 0; block < named_positions; ++block) {
       try {
-        (void)store.name_block(id, block, prompt_of(family)[static_cast<std::size_t>(block)]);
+        (void)store.name_block(id, logical_block{block},
+                               prompt_of(family)[static_cast<std::size_t>(block)]);
       } catch (const std::logic_error&) {  // it was given up meanwhile
       }
     }
@@ -205,7 +206,7 @@ TEST_CASE("store threads: a lease is taken beside evictions, and finds whole uni
   std::mutex mutex;
   sequence_id child = store.fork(parent, 8).value();  // anew from time to time
   const auto put = [&](sequence_id id, unit at) {
-    const auto got = store.reserve(id, at.layer, at.block);
+    const auto got = store.reserve(id, at.layer, logical_block{at.block});
     if (got.outcome != reserve_outcome::reserved) return;
     write_stamp(store.writable(got.slot), stamp_of({0, 0}, at));
     store.commit(got.slot);
@@ -215,7 +216,7 @@ TEST_CASE("store threads: a lease is taken beside evictions, and finds whole uni
   const auto read = [&](sequence_id id) {
     const auto lease = store.acquire(id, 1);
     for (std::int32_t block = 0; block < 4; ++block) {
-      const std::byte* const bytes = lease.find(block);
+      const std::byte* const bytes = lease.find(logical_block{block});
       if (bytes == nullptr) continue;
       ++found;
       if (read_stamp(bytes) != stamp_of({0, 0}, {1, block})) ++wrong;

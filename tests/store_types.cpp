@@ -33,6 +33,15 @@ TEST_CASE("store types: a default handle is nobody's, and generations tell seque
   CHECK(reservation{}.outcome == reserve_outcome::full);
 }
 
+TEST_CASE("store types: a block, a slot and a page keep their number") {
+  static_assert(index_of(logical_block{7}) == 7 && index_of(host_slot{8}) == 8 &&
+                index_of(device_page{9}) == 9);
+  static_assert(index_of(logical_block::none) == -1 && index_of(host_slot::none) == -1 &&
+                index_of(device_page::none) == -1);
+  CHECK(logical_block{1} < logical_block{2});
+  CHECK(device_page{3} != device_page::none);
+}
+
 TEST_CASE("store types: counts are compared one by one") {
   const store_counts counts{.free = 1, .pinned = 2, .capacity = 3};
   CHECK(counts == store_counts{.free = 1, .pinned = 2, .capacity = 3});

@@ -26,6 +26,7 @@ namespace {
 
 using backend = test::backend;
 using rig = test::offload_rig<backend>;
+using pulseinfer::logical_block;
 using pulseinfer::transfer_phase;
 using pulseinfer::transfer_way;
 using pulseinfer::unit_status;
@@ -91,8 +92,9 @@ TEST_CASE("transfer: units come back as they went, in any number, by every way")
                  std::vector<unit_status>(static_cast<std::size_t>(count), unit_status::moved)));
           std::vector<bool> filled(96, false);
           for (const unit_target& unit : in) {
-            filled[static_cast<std::size_t>(unit.page)] = true;
-            CHECK((r.pages.get(layer, unit.page) == stamp(key, layer, unit.block)));
+            filled[static_cast<std::size_t>(index_of(unit.page))] = true;
+            CHECK((r.pages.get(layer, index_of(unit.page)) ==
+                   stamp(key, layer, index_of(unit.block))));
           }
           for (std::int32_t page = 0; page < 96; ++page) {  // nothing else is touched
             if (!filled[static_cast<std::size_t>(page)]) {
@@ -199,7 +201,7 @@ TEST_CASE("fault 37: a unit that is being written is not readable yet, nor offlo
   each([](backend machine) {
     rig r(machine);
     const auto id = r.store.open_sequence().value();
-    const auto reserved = r.store.reserve(id, 0, 0);
+    const auto reserved = r.store.reserve(id, 0, logical_block{0});
     REQUIRE(reserved.outcome == pulseinfer::reserve_outcome::reserved);
     auto coming = r.recall(0, id, {{0, 0, 10}}).value();
     coming.sync();
@@ -372,7 +374,7 @@ TEST_CASE("transfer: no more transfers than may be in flight, and nothing change
       const auto before = r.store.counts();
       CHECK(!r.offload(0, id, {{0, 22, 12}}).has_value());
       CHECK(r.store.counts() == before);
-      CHECK(!r.store.contains(id, 0, 22));
+      CHECK(!r.store.contains(id, 0, logical_block{22}));
     }
     CHECK(r.offload(0, id, {{0, 22, 12}}).has_value());
     machine.sync_until([&] { return rig::at_rest(r.store.counts()); });
@@ -662,7 +664,7 @@ TEST_CASE("transfer: in steady state nothing is allocated") {
       in.push_back({0, b, 10 + b});
       out.push_back({0, b, 10 + b});  // present
     }
-    out[3].block = out[9].block = 60;
+    out[3].block = out[9].block = logical_block{60};
     std::uint64_t least_of_step = 1000, least_in = 1000, least_out = 1000;
     std::int64_t recalled = 0;
     for (int round = 0; round < 60; ++round) {
@@ -700,14 +702,15 @@ TEST_CASE("transfer: a unit that another transfer writes is not called present")
   each([](backend machine) {
     rig r(machine, {.transfers_in_flight = 4});
     const auto id = r.store.open_sequence().value();
-    const auto taken = r.store.reserve(id, 0, 1);  // somebody's write, not decided yet
+    const auto taken =
+        r.store.reserve(id, 0, logical_block{1});  // somebody's write, not decided yet
     REQUIRE(taken.outcome == pulseinfer::reserve_outcome::reserved);
     auto t = r.offload(0, id, {{0, 0, 3}, {0, 1, 4}}).value();
     t.sync();
     CHECK(t.status(0) == unit_status::moved);
     CHECK(t.status(1) == unit_status::being_written);
     r.store.abort(taken.slot);
-    CHECK_FALSE(r.store.contains(id, 0, 1));
+    CHECK_FALSE(r.store.contains(id, 0, logical_block{1}));
   });
 }
 

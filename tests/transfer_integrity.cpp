@@ -18,6 +18,7 @@ namespace {
 using test::backend;
 using rig = test::offload_rig<backend>;
 using pulseinfer::integrity;
+using pulseinfer::logical_block;
 using pulseinfer::transfer_phase;
 using pulseinfer::unit_status;
 using pulseinfer::wait_outcome;
@@ -39,7 +40,7 @@ std::vector<integrity> kinds() {
 /// Flips a bit of a stored unit's first byte: what a canary looks at as well.
 void damage(rig& r, pulseinfer::sequence_id id, std::int32_t layer, std::int32_t block) {
   const auto lease = r.store.acquire(id, layer);
-  auto* const bytes = const_cast<std::byte*>(lease.find(block));
+  auto* const bytes = const_cast<std::byte*>(lease.find(logical_block{block}));
   REQUIRE(bytes != nullptr);
   bytes[0] ^= std::byte{1};
 }
@@ -79,9 +80,9 @@ TEST_CASE("integrity: a damaged unit is named by every way, and the others come"
         }
         // They are the store's no more, and can be stored anew.
         CHECK(rig::at_rest(r.store.counts()));
-        CHECK(!r.store.contains(id, 1, 2));
-        CHECK(r.store.contains(id, 1, 3));
-        CHECK(r.store.contains(id, 0, 2));
+        CHECK(!r.store.contains(id, 1, logical_block{2}));
+        CHECK(r.store.contains(id, 1, logical_block{3}));
+        CHECK(r.store.contains(id, 0, logical_block{2}));
         r.add(id, 1, 1, 2);
         auto again = r.recall(1, id, units).value();
         again.sync();
@@ -142,7 +143,7 @@ TEST_CASE("integrity: a cancel that comes behind the check leaves a damaged unit
     t.cancel();
     t.sync();
     // Whatever else became of it: a unit that has left the store says so.
-    CHECK((t.status(2) == unit_status::corrupt) == !r.store.contains(id, 0, 2));
+    CHECK((t.status(2) == unit_status::corrupt) == !r.store.contains(id, 0, logical_block{2}));
   });
 }
 

@@ -190,7 +190,8 @@ class stamp_run {
                             delay{static_cast<std::int64_t>(draw_.below(40'000))}, r_.stream);
       }
       if (!is_recall) {
-        for (const auto& unit : m.units) r_.pages.write_page(m.layer, unit.page, r_.stream);
+        for (const auto& unit : m.units)
+          r_.pages.write_page(m.layer, index_of(unit.page), r_.stream);
       }
       m.ticket = is_recall ? r_.recall(m.layer, m.of->id, m.units)
                            : r_.offload(m.layer, m.of->id, m.units);
@@ -217,7 +218,7 @@ class stamp_run {
     }
     for (std::size_t i = 0; i < m.units.size(); ++i) look_at(m, i);
     if (m.is_recall) compare(m);
-    for (const auto& unit : m.units) free_pages_.push_back(unit.page);
+    for (const auto& unit : m.units) free_pages_.push_back(index_of(unit.page));
   }
 
   void look_at(moving& m, std::size_t i) {
@@ -253,14 +254,14 @@ class stamp_run {
     for (const std::size_t i : moved) {
       const auto& unit = m.units[i];
       std::vector<std::int64_t> possible = m.possible[i];
-      for (const std::int64_t version :
-           m.of->versions[static_cast<std::size_t>(m.layer)][static_cast<std::size_t>(unit.block)]
-               .possible()) {
+      for (const std::int64_t version : m.of->versions[static_cast<std::size_t>(
+               m.layer)][static_cast<std::size_t>(index_of(unit.block))]
+                                            .possible()) {
         possible.push_back(version);
       }
-      const test::unit_bytes got = r_.pages.get(m.layer, unit.page);
+      const test::unit_bytes got = r_.pages.get(m.layer, index_of(unit.page));
       const bool right = std::any_of(possible.begin(), possible.end(), [&](std::int64_t version) {
-        return got == stamp(*m.of, m.layer, unit.block, version);
+        return got == stamp(*m.of, m.layer, index_of(unit.block), version);
       });
       ++seen.compared;
       seen.wrong += right ? 0 : 1;
@@ -268,8 +269,8 @@ class stamp_run {
   }
   void read(const moving& m, std::size_t i, int plane, plain& quiet, plain::stream& stream) {
     const auto& pool = r_.pages.pool();
-    const std::int64_t at = pool.layout().page_offset(m.units[i].page);
-    quiet.copy_async(r_.pages.host_bytes(m.layer, plane, m.units[i].page),
+    const std::int64_t at = pool.layout().page_offset(index_of(m.units[i].page));
+    quiet.copy_async(r_.pages.host_bytes(m.layer, plane, index_of(m.units[i].page)),
                      pool.layer(m.layer).plane[plane] + at,
                      static_cast<std::size_t>(pool.layout().plane[plane].strip_bytes),
                      pulseinfer::copy_direction::device_to_host, stream);

@@ -54,12 +54,13 @@ double staged_vs_per_block(Backend backend, const pulseinfer::kv_geometry& geome
                               .max_blocks = 4 * units});
   const sequence_id sequence = store.open_sequence().value();
   for (std::int32_t block = 0; block < 4 * units; ++block) {
-    const reservation r = store.reserve(sequence, 0, block);
+    const reservation r = store.reserve(sequence, 0, logical_block{block});
     std::memset(store.writable(r.slot), block & 0xff, static_cast<std::size_t>(g.unit_bytes()));
     store.commit(r.slot);
   }
   std::vector<unit_target> targets;
-  for (std::int32_t i = 0; i < units; ++i) targets.push_back({0, (i * 1223) % (4 * units), i});
+  for (std::int32_t i = 0; i < units; ++i)
+    targets.push_back({0, logical_block{(i * 1223) % (4 * units)}, device_page{i}});
 
   const transfer_options options{.staging_bytes = 4 << 20, .chunk_bytes = 512 << 10};
   transfer_options direct = options;

@@ -200,12 +200,12 @@ class block_store {
   /// @throws std::logic_error       if nothing of the block is there, or it has another name
   /// @throws ...                    what `Policy::check` does, where there is one: see
   ///                                `eviction_policy`
-  name_outcome name_block(sequence_id id, std::int32_t block, const block_key& key,
+  name_outcome name_block(sequence_id id, logical_block block, const block_key& key,
                           const retention& stay = {}) {
     std::lock_guard lock(mutex_);
     sequences_.check(id);
-    blocks().check_unit(0, block);
-    return name_under_lock(id.index, block, key, stay);
+    blocks().check_unit(0, index_of(block));
+    return name_under_lock(id.index, index_of(block), key, stay);
   }
   /// The same for blocks that follow each other, under one lock and with their misses of the cache
   /// overlapped.
@@ -216,21 +216,23 @@ class block_store {
   /// @param stay      of all of them
   /// @throws as name_block, and std::invalid_argument if `outcomes` is shorter. Nothing has changed
   ///         then, but by std::logic_error: then the blocks before that one have their names
-  void name_blocks(sequence_id id, std::int32_t first, std::span<const block_key> keys,
+  void name_blocks(sequence_id id, logical_block first, std::span<const block_key> keys,
                    std::span<name_outcome> outcomes, const retention& stay = {}) {
     detail::expects(outcomes.size() >= keys.size(), "block_store: room for ", outcomes.size(),
                     " outcomes, expected one for each of ", keys.size(), " keys");
     std::lock_guard lock(mutex_);
     sequences_.check(id);
     if (keys.empty()) return;
-    blocks().check_unit(0, first);
-    blocks().check_length(first + static_cast<std::int64_t>(keys.size()));
+    const std::int32_t position = index_of(first);
+    blocks().check_unit(0, position);
+    blocks().check_length(position + static_cast<std::int64_t>(keys.size()));
     const prefix_index& index = blocks().index();
     constexpr std::size_t ahead = 16;
     for (std::size_t i = 0; i < std::min(ahead, keys.size()); ++i) index.prefetch(keys[i]);
     for (std::size_t i = 0; i < keys.size(); ++i) {
       if (keys.size() - i > ahead) index.prefetch(keys[i + ahead]);
-      outcomes[i] = name_under_lock(id.index, first + static_cast<std::int32_t>(i), keys[i], stay);
+      outcomes[i] =
+          name_under_lock(id.index, position + static_cast<std::int32_t>(i), keys[i], stay);
     }
   }
 
@@ -243,11 +245,11 @@ class block_store {
   /// @throws std::out_of_range      on a layer or block out of range
   /// @par Cost  O(1) where layers are written one after the other; O(layers + sequences) when it
   ///            evicts
-  reservation reserve(sequence_id id, std::int32_t layer, std::int32_t block) {
+  reservation reserve(sequence_id id, std::int32_t layer, logical_block block) {
     std::lock_guard lock(mutex_);
     sequences_.check(id);
-    blocks().check_unit(layer, block);
-    const reservation got = sequences_.reserve(id.index, layer, block);
+    blocks().check_unit(layer, index_of(block));
+    const reservation got = sequences_.reserve(id.index, layer, index_of(block));
     if (got.outcome == reserve_outcome::reserved) sequences_.touch(id.index);
     return got;
   }
@@ -259,7 +261,7 @@ class block_store {
   /// @param blocks   in the order of the calls
   /// @param results  [blocks.size()] at least; the rest is left alone
   /// @throws as reserve, and std::invalid_argument if `results` is shorter; nothing has changed
-  void reserve(sequence_id id, std::int32_t layer, std::span<const std::int32_t> blocks,
+  void reserve(sequence_id id, std::int32_t layer, std::span<const logical_block> blocks,
                std::span<reservation> results) {
     detail::expects(results.size() >= blocks.size(), "block_store: room for ", results.size(),
                     " reservations, expected one for each of ", blocks.size(), " blocks");
@@ -268,11 +270,12 @@ class block_store {
     this->blocks().check_unit(layer, 0);
     std::int64_t wanted = 0;
     std::int32_t highest = -1;  // so that none counts twice: too few is what may be said
-    for (const std::int32_t block : blocks) {
-      this->blocks().check_unit(layer, block);
-      if (block <= highest) continue;
-      highest = block;
-      const bool is_new = this->blocks().entry(id.index, layer, block) == detail::absent_unit;
+    for (const logical_block block : blocks) {
+      const std::int32_t position = index_of(block);
+      this->blocks().check_unit(layer, position);
+      if (position <= highest) continue;
+      highest = position;
+      const bool is_new = this->blocks().entry(id.index, layer, position) == detail::absent_unit;
       wanted += is_new ? 1 : 0;
     }
     bool is_any = false;
@@ -281,7 +284,7 @@ class block_store {
         this->blocks().evict_cached(
             std::min(wanted, detail::store_blocks<Policy>::most_evicted_ahead));
       }
-      results[i] = sequences_.reserve(id.index, layer, blocks[i]);
+      results[i] = sequences_.reserve(id.index, layer, index_of(blocks[i]));
       const bool is_reserved = results[i].outcome == reserve_outcome::reserved;
       wanted -= is_reserved ? 1 : 0;
       is_any = is_any || is_reserved;
@@ -366,11 +369,11 @@ class block_store {
 
   /// True if the unit is committed. A snapshot: only a lease makes it last.
   /// @throws std::invalid_argument, std::out_of_range  as reserve
-  [[nodiscard]] bool contains(sequence_id id, std::int32_t layer, std::int32_t block) const {
+  [[nodiscard]] bool contains(sequence_id id, std::int32_t layer, logical_block block) const {
     std::lock_guard lock(mutex_);
     sequences_.check(id);
-    blocks().check_unit(layer, block);
-    return blocks().entry(id.index, layer, block) >= 0;
+    blocks().check_unit(layer, index_of(block));
+    return blocks().entry(id.index, layer, index_of(block)) >= 0;
   }
 
  private:
@@ -404,7 +407,7 @@ class block_store {
       block = blocks().catalog().block_of_slot(index);
       layer = blocks().catalog().layer_of_slot(index);
     }
-    return blocks().tag(blocks().address(static_cast<std::int32_t>(slot)), block, layer);
+    return blocks().tag(blocks().address(index_of(slot)), block, layer);
   }
   void end_write(host_slot slot, bool keep, std::uint64_t tag_of_unit) {
     std::lock_guard lock(mutex_);

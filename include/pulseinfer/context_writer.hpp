@@ -112,8 +112,8 @@ class context_writer {
     transfer t{std::move(*ticket), {}};
     for (const unit_target& unit : units_) {
       const std::int32_t request = request_of_[static_cast<std::size_t>(unit.row)];
-      t.blocks.push_back({request, unit.block, entry_of(request).generation});
-      at(layer, request).handed_over = unit.block + 1;
+      t.blocks.push_back({request, index_of(unit.block), entry_of(request).generation});
+      at(layer, request).handed_over = index_of(unit.block) + 1;
     }
     under_way_[static_cast<std::size_t>(layer)].push_back(std::move(t));
     return all;
@@ -209,8 +209,8 @@ class context_writer {
     if (!digests_->reserve(row.request, last, stream)) return first;
     const auto index = static_cast<std::int32_t>(sequences_.size());
     for (std::int64_t block = first; block < last; ++block) {
-      units_.push_back({index, static_cast<std::int32_t>(block),
-                        static_cast<std::int32_t>(table.page(row.request, block))});
+      units_.push_back({index, static_cast<logical_block>(block),
+                        static_cast<device_page>(table.page(row.request, block))});
     }
     sequences_.push_back(entry_of(row.request).sequence);
     request_of_.resize(sequences_.size());

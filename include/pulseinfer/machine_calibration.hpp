@@ -12,6 +12,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "pulseinfer/block_store.hpp"
@@ -31,11 +32,13 @@ class scratch_store {
   class lease {
    public:
     explicit lease(const scratch_store& of) noexcept : store_(&of) {}
-    [[nodiscard]] const std::byte* find(std::int32_t block) const noexcept {
-      return store_->payload_ + block * store_->unit_bytes();
+    void find(std::span<const logical_block> blocks, std::span<const std::byte*> found) const {
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        found[i] = store_->payload_ + index_of(blocks[i]) * store_->unit_bytes();
+      }
     }
-    [[nodiscard]] bool matches(std::int32_t, const std::byte*) const noexcept { return true; }
-    bool drop_if_corrupt(std::int32_t) const noexcept { return false; }
+    [[nodiscard]] bool matches(logical_block, const std::byte*) const noexcept { return true; }
+    bool drop_if_corrupt(logical_block) const noexcept { return false; }
 
    private:
     const scratch_store* store_;
@@ -49,11 +52,11 @@ class scratch_store {
   [[nodiscard]] std::int32_t max_blocks() const noexcept { return blocks_; }
   [[nodiscard]] const std::byte* payload() const noexcept { return payload_; }
   [[nodiscard]] lease acquire(sequence_id, std::int32_t) const noexcept { return lease(*this); }
-  reservation reserve(sequence_id, std::int32_t, std::int32_t) const noexcept {
-    return {reserve_outcome::exists, host_slot::none};
+  void reserve(sequence_id, std::int32_t, std::span<const logical_block> blocks,
+               std::span<reservation> results) const {
+    std::fill_n(results.begin(), blocks.size(), reservation{.outcome = reserve_outcome::exists});
   }
-  [[nodiscard]] std::byte* writable(host_slot) const noexcept { return payload_; }
-  void commit(host_slot) const noexcept {}
+  void commit(std::span<const host_slot>) const noexcept {}
   void abort(host_slot) const noexcept {}
 
  private:
@@ -119,8 +122,8 @@ class transfer_timer {
     targets_.clear();
     const std::int64_t stride = detail::scattering_stride(m.blocks);
     for (std::int64_t i = 0; i < shape.units; ++i) {
-      targets_.push_back({0, static_cast<std::int32_t>(i * stride % m.blocks),
-                          static_cast<std::int32_t>((i * stride + m.blocks / 2) % m.blocks)});
+      targets_.push_back({0, static_cast<logical_block>(i * stride % m.blocks),
+                          static_cast<device_page>((i * stride + m.blocks / 2) % m.blocks)});
     }
     const sequence_id any{};
     auto t = m.engine.recall_units(0, {&any, 1}, targets_, stream_).value();

@@ -50,7 +50,7 @@ class prefix_stream {
   /// @throws std::invalid_argument, std::out_of_range  on sets of different sizes, or as
   ///         recall_units
   prefix_stream(transfer_engine<Backend, Store>& mover, sequence_id sequence, std::int32_t layers,
-                std::span<const std::int32_t> even, std::span<const std::int32_t> odd,
+                std::span<const device_page> even, std::span<const device_page> odd,
                 stream_ref stream)
       : mover_(&mover), sequence_(sequence), layers_(layers) {
     detail::expects(even.size() == odd.size(), "prefix_stream: the sets have ", even.size(),
@@ -90,7 +90,7 @@ class prefix_stream {
   }
 
   /// The pages of the layer gone on to last, block by block.
-  [[nodiscard]] std::span<const std::int32_t> pages() const noexcept {
+  [[nodiscard]] std::span<const device_page> pages() const noexcept {
     return pages_[(layer_ + 1) % 2];
   }
   /// Gives up what is left: blocks until the recall under way has ended. The pages are then the
@@ -108,14 +108,14 @@ class prefix_stream {
   }
 
   /// Blocks of the layer gone on to last that did not come.
-  [[nodiscard]] std::span<const std::int32_t> missing() const noexcept { return missing_; }
+  [[nodiscard]] std::span<const logical_block> missing() const noexcept { return missing_; }
 
  private:
   void begin(std::int32_t layer, stream_ref stream) {
-    const std::vector<std::int32_t>& pages = pages_[layer % 2];
+    const std::vector<device_page>& pages = pages_[layer % 2];
     units_.clear();
     for (std::size_t i = 0; i < pages.size(); ++i) {
-      units_.push_back({0, static_cast<std::int32_t>(i), pages[i]});
+      units_.push_back({0, static_cast<logical_block>(i), pages[i]});
     }
     under_way_ = mover_->recall_units(layer, {&sequence_, 1}, units_, stream);
   }
@@ -127,7 +127,7 @@ class prefix_stream {
     }
     for (std::size_t i = 0; i < pages_[0].size(); ++i) {
       if (arriving.status(i) != unit_status::moved) {
-        missing_.push_back(static_cast<std::int32_t>(i));
+        missing_.push_back(static_cast<logical_block>(i));
       }
     }
   }
@@ -136,9 +136,9 @@ class prefix_stream {
   sequence_id sequence_;
   std::int32_t layers_;
   std::int32_t layer_ = 0;  ///< the next to go on to
-  std::vector<std::int32_t> pages_[2];
+  std::vector<device_page> pages_[2];
   std::vector<unit_target> units_;
-  std::vector<std::int32_t> missing_;
+  std::vector<logical_block> missing_;
   std::optional<ticket<Backend>> under_way_;
 };
 

@@ -33,6 +33,8 @@
 #include "pulseinfer/hot_buffer_types.hpp"
 #include "pulseinfer/integrity.hpp"
 #include "pulseinfer/layout.hpp"
+#include "pulseinfer/link_monitor.hpp"
+#include "pulseinfer/link_snapshot.hpp"
 #include "pulseinfer/machine_calibration.hpp"
 #include "pulseinfer/numa.hpp"
 #include "pulseinfer/page_region.hpp"

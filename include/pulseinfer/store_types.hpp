@@ -4,6 +4,8 @@
 #pragma once
 
 #include <algorithm>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 
 #include "pulseinfer/block_key.hpp"
@@ -22,8 +24,26 @@ struct sequence_id {
   friend bool operator==(sequence_id, sequence_id) = default;
 };
 
+// Three numbers that are easily taken for each other. None converts from or to an integer, or to
+// another: `logical_block{3}` makes one, `index_of` tells which it is.
+
+/// A block of a sequence, counted from its beginning.
+enum class logical_block : std::int32_t { none = -1 };
+
 /// A place for one unit in a store.
 enum class host_slot : std::int32_t { none = -1 };
+
+/// A page of the engine's pool. In tables that kernels read it is an integer: those are the
+/// engine's, see `page_table`.
+enum class device_page : std::int32_t { none = -1 };
+
+/// The number of a block, a slot or a page.
+template <class Place>
+requires std::same_as<Place, logical_block> || std::same_as<Place, host_slot> ||
+    std::same_as<Place, device_page>
+[[nodiscard]] constexpr std::int32_t index_of(Place place) noexcept {
+  return static_cast<std::int32_t>(place);
+}
 
 /// What became of a request to write a unit.
 enum class [[nodiscard]] reserve_outcome : std::uint8_t{
@@ -33,10 +53,11 @@ enum class [[nodiscard]] reserve_outcome : std::uint8_t{
     full,      ///< no slot is free and nothing may be evicted; nothing was evicted
 };
 
-/// What `reserve` gave: a slot if the outcome is `reserved`.
+/// What `reserve` gave: a slot and its bytes if the outcome is `reserved`.
 struct [[nodiscard]] reservation {
   reserve_outcome outcome = reserve_outcome::full;
   host_slot slot = host_slot::none;
+  std::byte* bytes = nullptr;  ///< the slot's, as `block_store::writable` gives them
 };
 
 /// What became of the slots of a sequence that was closed.

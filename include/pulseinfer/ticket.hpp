@@ -47,6 +47,10 @@ struct transfer_report {
   std::uint64_t requested_ns = 0;
   std::uint64_t started_ns = 0;    ///< the first host task ran
   std::uint64_t submitted_ns = 0;  ///< the last device work was enqueued
+  /// From when on the link alone held the first copy back, and when the host saw that the last one
+  /// was through. Between them the link may have had pauses, and other transfers' copies.
+  std::uint64_t link_began_ns = 0;
+  std::uint64_t link_ended_ns = 0;
   std::uint64_t ended_ns = 0;      ///< completion, as the host saw it
 };
 
@@ -56,9 +60,9 @@ namespace detail {
 struct unit_move {
   std::byte* host = nullptr;          ///< offload: the slot's bytes
   const std::byte* source = nullptr;  ///< recall: the slot's bytes
-  std::int32_t page = -1;
+  device_page page = device_page::none;
   std::int32_t row = 0;              ///< recall: its lease
-  std::int32_t block = 0;            ///< recall
+  logical_block block{0};            ///< recall
   host_slot slot = host_slot::none;  ///< offload
   unit_status* mirrored = nullptr;   ///< recall of a step: the status in the step's mirror
   unit_status status = unit_status::pending;

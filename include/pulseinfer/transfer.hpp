@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <span>
 #include <utility>
@@ -154,7 +155,7 @@ class transfer_engine {
     auto* s = out_.take(layer, sequences);
     if (s == nullptr) return std::nullopt;
     try {
-      for (const unit_target& unit : units) reserve(*s, sequences, unit);
+      reserve(*s, sequences, units);
     } catch (...) {
       out_.give_back(*s);  // a sequence was closed meanwhile: its slots, and all others, go back
       throw;
@@ -164,14 +165,30 @@ class transfer_engine {
   }
 
  private:
-  void reserve(typename detail::offload_pipeline<Backend, Store>::state& s,
-               std::span<const sequence_id> sequences, const unit_target& unit) {
-    const reservation r =
-        store_->reserve(sequences[static_cast<std::size_t>(unit.row)], s.layer, unit.block);
-    detail::unit_move move{.page = unit.page, .slot = r.slot};
+  using offload_state = typename detail::offload_pipeline<Backend, Store>::state;
+
+  /// Asks the store for all units, runs of a row at once.
+  void reserve(offload_state& s, std::span<const sequence_id> sequences,
+               std::span<const unit_target> units) {
+    logical_block blocks[detail::most_units_at_once];
+    reservation got[detail::most_units_at_once];
+    for (std::size_t first = 0; first < units.size();) {
+      const std::int32_t row = units[first].row;
+      std::size_t count = 0;
+      for (; count < std::size(blocks) && first + count < units.size(); ++count) {
+        if (units[first + count].row != row) break;
+        blocks[count] = units[first + count].block;
+      }
+      store_->reserve(sequences[static_cast<std::size_t>(row)], s.layer,
+                      std::span<const logical_block>(blocks, count), got);
+      for (std::size_t i = 0; i < count; ++i) note(s, units[first + i], got[i]);
+      first += count;
+    }
+  }
+  static void note(offload_state& s, const unit_target& unit, const reservation& r) {
+    detail::unit_move move{.host = r.bytes, .page = unit.page, .slot = r.slot};
     switch (r.outcome) {
       case reserve_outcome::reserved:
-        move.host = store_->writable(r.slot);
         s.order.push_back(static_cast<std::int32_t>(s.units.size()));
         break;
       case reserve_outcome::exists:
@@ -200,18 +217,18 @@ class transfer_engine {
     bool in_range = true;
     for (const unit_target& unit : units) {
       in_range &= static_cast<std::uint32_t>(unit.row) < rows;
-      in_range &= static_cast<std::uint32_t>(unit.block) < blocks;
-      in_range &= static_cast<std::uint64_t>(std::int64_t{unit.page}) < pages;
+      in_range &= static_cast<std::uint32_t>(index_of(unit.block)) < blocks;
+      in_range &= static_cast<std::uint64_t>(std::int64_t{index_of(unit.page)}) < pages;
     }
     if (in_range) return;
     for (const unit_target& unit : units) {
       detail::expects<std::out_of_range>(
           unit.row >= 0 && static_cast<std::size_t>(unit.row) < sequences.size(), who, ": row is ",
           unit.row, ", there are ", sequences.size(), " sequences");
-      detail::expects<std::out_of_range>(unit.block >= 0 && unit.block < store_->max_blocks(), who,
-                                         ": block is ", unit.block, ", expected 0 to ",
-                                         store_->max_blocks() - 1);
-      pool_.check_page(unit.page);
+      detail::expects<std::out_of_range>(
+          index_of(unit.block) >= 0 && index_of(unit.block) < store_->max_blocks(), who,
+          ": block is ", index_of(unit.block), ", expected 0 to ", store_->max_blocks() - 1);
+      pool_.check_page(index_of(unit.page));
     }
   }
 

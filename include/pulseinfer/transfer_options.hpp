@@ -10,6 +10,8 @@
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/layout.hpp"
+#include "pulseinfer/link_monitor.hpp"
+#include "pulseinfer/store_types.hpp"
 #include "pulseinfer/transfer_cost.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
@@ -17,8 +19,8 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 /// One unit that the host names: block `block` of sequence `sequences[row]`, and its page.
 struct unit_target {
   std::int32_t row = 0;
-  std::int32_t block = 0;
-  std::int32_t page = 0;
+  logical_block block{0};
+  device_page page{0};
 };
 
 /// Sizes and limits of a transfer engine.
@@ -41,6 +43,7 @@ struct transfer_options {
   int max_ctas = 0;  ///< what gather, scatter and pull kernels may take of the device (0: no limit)
   transfer_way way = transfer_way::staged;   ///< of recalls; offloads are always staged
   std::optional<transfer_costs> costs = {};  ///< what `automatic` goes by, see calibration.hpp
+  link_monitor* monitor = nullptr;           ///< told of every chunk; outlives the engine
 };
 
 namespace detail {

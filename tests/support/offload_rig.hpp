@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <vector>
@@ -27,6 +28,23 @@ inline constexpr pulseinfer::transfer_way all_ways[] = {
     pulseinfer::transfer_way::batched, pulseinfer::transfer_way::pull,
     pulseinfer::transfer_way::per_block};
 
+/// Targets that are written down as three numbers: row, block, page.
+class unit_targets : public std::vector<pulseinfer::unit_target> {
+ public:
+  struct numbers {
+    std::int32_t row, block, page;
+    [[nodiscard]] pulseinfer::unit_target target() const {
+      return {row, pulseinfer::logical_block{block}, pulseinfer::device_page{page}};
+    }
+  };
+  unit_targets() = default;
+  unit_targets(std::initializer_list<numbers> all) {
+    for (const numbers& unit : all) push_back(unit);
+  }
+  unit_targets(std::size_t count, const numbers& unit) { assign(count, unit.target()); }
+  void push_back(const numbers& unit) { vector::push_back(unit.target()); }
+};
+
 struct rig_options {
   std::int64_t pages = 96;
   std::int64_t capacity_units = 128;
@@ -42,13 +60,14 @@ struct rig_options {
   pulseinfer::integrity integrity = pulseinfer::integrity::none;
   pulseinfer::hot_replacement replacement = pulseinfer::hot_replacement::least_recent;
   std::vector<std::int32_t> pages_of_layer = {};
+  pulseinfer::link_monitor* monitor = nullptr;
 };
 
 template <class Backend>
 class offload_rig {
  public:
   using ticket = pulseinfer::ticket<Backend>;
-  using targets = std::vector<pulseinfer::unit_target>;
+  using targets = unit_targets;
   static constexpr pulseinfer::kv_geometry geometry = small_geometry;
   static constexpr std::int32_t max_blocks = 64;
   static constexpr std::int32_t max_requests = 4;
@@ -85,7 +104,8 @@ class offload_rig {
                .max_rows = 3,
                .max_units = 80,
                .way = o.way,
-               .costs = o.costs}) {}
+               .costs = o.costs,
+               .monitor = o.monitor}) {}
   offload_rig(const offload_rig&) = delete;
   offload_rig& operator=(const offload_rig&) = delete;
 
@@ -98,7 +118,7 @@ class offload_rig {
     return id;
   }
   void add(pulseinfer::sequence_id id, std::int64_t key, std::int32_t layer, std::int32_t block) {
-    const pulseinfer::reservation r = store.reserve(id, layer, block);
+    const pulseinfer::reservation r = store.reserve(id, layer, pulseinfer::logical_block{block});
     REQUIRE(r.outcome == pulseinfer::reserve_outcome::reserved);
     const unit_bytes bytes = stamp(geometry, key, layer, block);
     std::memcpy(store.writable(r.slot), bytes.data(), bytes.size());
@@ -107,7 +127,7 @@ class offload_rig {
   /// The stored bytes of a unit, empty where the store has none.
   unit_bytes in_store(pulseinfer::sequence_id id, std::int32_t layer, std::int32_t block) {
     const auto lease = store.acquire(id, layer);
-    const std::byte* const found = lease.find(block);
+    const std::byte* const found = lease.find(pulseinfer::logical_block{block});
     if (found == nullptr) return {};
     return unit_bytes(found, found + geometry.unit_bytes());
   }

@@ -27,6 +27,7 @@ using pulseinfer::block_key;
 using pulseinfer::close_outcome;
 using pulseinfer::eviction_scope;
 using pulseinfer::host_slot;
+using pulseinfer::logical_block;
 using pulseinfer::name_outcome;
 using pulseinfer::reserve_outcome;
 using pulseinfer::sequence_id;
@@ -575,11 +576,11 @@ class twins {
     const auto there = s.blocks.find(position);
     if (!s.is_open || there == s.blocks.end() ||
         (there->second->name && *there->second->name != key)) {
-      return throws([&] { (void)store_.name_block(id_of(index), position, key); });
+      return throws([&] { (void)store_.name_block(id_of(index), logical_block{position}, key); });
     }
     const block_ptr other = model_.named(key);
     const bool is_other = other != nullptr && other != there->second;
-    if (store_.name_block(id_of(index), position, key) !=
+    if (store_.name_block(id_of(index), logical_block{position}, key) !=
         (is_other ? name_outcome::exists : name_outcome::named)) {
       return false;
     }
@@ -605,11 +606,13 @@ class twins {
     if (leases_.empty()) return true;
     held_lease& held = leases_[static_cast<std::size_t>(some(std::ssize(leases_)))];
     const std::int32_t position = some(model::positions);
-    const std::byte* const found = held.lease.find(position);
-    if (held.lease.drop_if_corrupt(position)) return false;
-    if (found == nullptr || one_in(2)) return held.lease.find(position) == found;
+    const std::byte* const found = held.lease.find(logical_block{position});
+    if (held.lease.drop_if_corrupt(logical_block{position})) return false;
+    if (found == nullptr || one_in(2)) return held.lease.find(logical_block{position}) == found;
     const_cast<std::byte&>(found[some(unit_bytes)]) ^= std::byte{1} << some(8);
-    if (held.lease.matches(position, found) || !held.lease.drop_if_corrupt(position)) return false;
+    if (held.lease.matches(logical_block{position}, found) ||
+        !held.lease.drop_if_corrupt(logical_block{position}))
+      return false;
     const block_ptr b = model_.at(held.index).blocks.at(position);
     b->units[static_cast<std::size_t>(held.layer)] = {};
     ++b->damaged;
@@ -620,7 +623,8 @@ class twins {
     const std::int32_t index = some(model::sequences);
     const unit at{some(layers), some(model::positions)};
     const model::sequence& s = model_.at(index);
-    if (!s.is_open) return throws([&] { (void)store_.reserve(id_of(index), at.layer, at.block); });
+    if (!s.is_open)
+      return throws([&] { (void)store_.reserve(id_of(index), at.layer, logical_block{at.block}); });
     const auto there = s.blocks.find(at.block);
     auto expected = reserve_outcome::reserved;
     block_ptr b;
@@ -632,7 +636,7 @@ class twins {
       b = model_.make_room(index, at.block);
       if (b == nullptr) expected = reserve_outcome::full;
     }
-    const auto got = store_.reserve(id_of(index), at.layer, at.block);
+    const auto got = store_.reserve(id_of(index), at.layer, logical_block{at.block});
     if (got.outcome != expected) return false;
     if (expected != reserve_outcome::reserved) return got.slot == host_slot::none;
     const stamp content = stamp_of(id_of(index), at, ++version_);
@@ -684,7 +688,7 @@ class twins {
       for (std::int32_t layer = 0; model_.at(index).is_open && layer < layers; ++layer) {
         for (std::int32_t position = 0; position < model::positions; ++position) {
           const model::entry* const e = entry_of(index, layer, position);
-          if (store_.contains(id_of(index), layer, position) !=
+          if (store_.contains(id_of(index), layer, logical_block{position}) !=
               (e != nullptr && e->is == state::ready)) {
             return false;
           }
@@ -694,10 +698,11 @@ class twins {
     return std::all_of(leases_.begin(), leases_.end(), [this](const held_lease& held) {
       for (std::int32_t position = 0; position < model::positions; ++position) {
         const model::entry* const e = entry_of(held.index, held.layer, position);
-        const std::byte* const found = held.lease.find(position);
+        const std::byte* const found = held.lease.find(logical_block{position});
         if ((found != nullptr) != (e != nullptr && e->is == state::ready)) return false;
         if (found == nullptr) continue;
-        if (read_stamp(found) != e->content || !held.lease.matches(position, found)) return false;
+        if (read_stamp(found) != e->content || !held.lease.matches(logical_block{position}, found))
+          return false;
       }
       return true;
     });

@@ -73,7 +73,7 @@ class shelf {
     return *id;
   }
   host_slot reserve(sequence_id id, unit at) {
-    const auto got = store_.reserve(id, at.layer, at.block);
+    const auto got = store_.reserve(id, at.layer, logical_block{at.block});
     REQUIRE(got.outcome == reserve_outcome::reserved);
     write_stamp(store_.writable(got.slot), stamp_of(id, at));
     (void)counts();
@@ -88,7 +88,7 @@ class shelf {
   }
   void name(sequence_id id, const keys& names, const pulseinfer::retention& stay = {}) {
     for (std::size_t i = 0; i < names.size(); ++i) {
-      CHECK(store_.name_block(id, static_cast<std::int32_t>(i), names[i], stay) ==
+      CHECK(store_.name_block(id, static_cast<logical_block>(i), names[i], stay) ==
             pulseinfer::name_outcome::named);
     }
   }
@@ -101,7 +101,7 @@ class shelf {
     (void)counts();
   }
   [[nodiscard]] bool has(sequence_id id, unit at) const {
-    return store_.contains(id, at.layer, at.block);
+    return store_.contains(id, at.layer, logical_block{at.block});
   }
   /// Whole blocks from the first on; what is behind them is absent, or the check fails.
   [[nodiscard]] std::int32_t prefix_of(sequence_id id) const {
@@ -115,7 +115,7 @@ class shelf {
   }
   void fail_to_put(sequence_id id, unit at) {
     const store_counts before = counts();
-    CHECK(store_.reserve(id, at.layer, at.block).outcome == reserve_outcome::full);
+    CHECK(store_.reserve(id, at.layer, logical_block{at.block}).outcome == reserve_outcome::full);
     CHECK(counts() == before);
   }
   /// Fills what is free, and gives one more unit up.
@@ -148,7 +148,7 @@ class shelf {
 /// True if the lease finds the unit as `writer` wrote it.
 template <class Lease>
 bool finds(const Lease& lease, sequence_id writer, unit at) {
-  const std::byte* const bytes = lease.find(at.block);
+  const std::byte* const bytes = lease.find(logical_block{at.block});
   return bytes != nullptr && read_stamp(bytes) == stamp_of(writer, at);
 }
 

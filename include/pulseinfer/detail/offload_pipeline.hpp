@@ -4,12 +4,14 @@
 /// out into the store. The engine's pages are free again after the last gather kernel.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <span>
 
 #include "pulseinfer/block_copy.hpp"
 #include "pulseinfer/detail/transfer_pipeline.hpp"
@@ -36,6 +38,7 @@ class offload_pipeline
 
  private:
   static constexpr stream_priority urgency = stream_priority::normal;  // recalls go first
+  static constexpr copy_direction direction = copy_direction::device_to_host;
   static constexpr transfer_way way_ = transfer_way::staged;
 
   void begin(state& s) {
@@ -49,7 +52,9 @@ class offload_pipeline
 
   void prepare(job& j, std::size_t begin, std::size_t count) noexcept {
     auto* const pages = reinterpret_cast<std::int32_t*>(j.at->host + this->shape_.list_bytes);
-    for (std::size_t i = begin; i < begin + count; ++i) pages[i] = j.owner->at(j.first + i).page;
+    for (std::size_t i = begin; i < begin + count; ++i) {
+      pages[i] = index_of(j.owner->at(j.first + i).page);
+    }
   }
 
   /// Enqueues the kernel and the DMA that bring a chunk to the host, and the task behind them.
@@ -63,7 +68,8 @@ class offload_pipeline
     {
       auto& b = this->backend_;
       std::lock_guard lock(this->enqueue_mutex_);
-      this->wait_for_engine(s);
+      this->wait_for_engine_with_copies(s);
+      j.enqueued_ns = b.now_ns();
       b.for_each(
           {static_cast<std::int64_t>(j.count), layout.unit_words()}, {this->options_.max_ctas},
           2 * payload,
@@ -74,8 +80,7 @@ class offload_pipeline
           gather_);
       b.record(c.copied, gather_);
       b.enqueue_wait(c.copied, copy_);
-      b.copy_async(c.host + units, c.device + units, payload, copy_direction::device_to_host,
-                   copy_);
+      b.copy_async(c.host + units, c.device + units, payload, direction, copy_);
       b.record(c.drained, copy_);
     }
     s.outstanding.fetch_add(1, std::memory_order_relaxed);
@@ -91,6 +96,7 @@ class offload_pipeline
   void store_chunk(job& j) noexcept {
     state& s = *j.owner;
     const bool ok = this->backend_.poll(j.at->drained) == event_state::done;
+    this->leave_link(j, ok);
     if (ok) {
       auto** const to = reinterpret_cast<std::byte**>(j.at->host);
       for (std::size_t i = 0; i < j.count; ++i) to[i] = s.at(j.first + i).host;
@@ -98,14 +104,16 @@ class offload_pipeline
                    this->store_->unit_bytes());
     }
     // A unit is readable from its commit on: behind the call, which ends with a fence.
-    for (std::size_t i = 0; i < j.count; ++i) {
-      unit_move& unit = s.at(j.first + i);
-      unit.status = ok ? unit_status::moved : unit_status::failed;
-      if (ok) {
-        this->store_->commit(unit.slot);
-      } else {
-        this->store_->abort(unit.slot);
+    for (std::size_t first = 0; first < j.count; first += most_units_at_once) {
+      host_slot slots[most_units_at_once];
+      const std::size_t count = std::min(most_units_at_once, j.count - first);
+      for (std::size_t i = 0; i < count; ++i) {
+        unit_move& unit = s.at(j.first + first + i);
+        unit.status = ok ? unit_status::moved : unit_status::failed;
+        slots[i] = unit.slot;
+        if (!ok) this->store_->abort(unit.slot);
       }
+      if (ok) this->store_->commit(std::span<const host_slot>(slots, count));
     }
     this->staging_.release(*j.at);
     leave(s);

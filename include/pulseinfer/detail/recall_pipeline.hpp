@@ -56,20 +56,20 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
 
  private:
   static constexpr stream_priority urgency = stream_priority::high;  // an engine waits for it
+  static constexpr copy_direction direction = copy_direction::host_to_device;
 
   void begin(state& s) {
     s.report.started_ns = this->backend_.now_ns();
+    // One for each chunk whose copies are not through, and one until all are enqueued and done.
+    s.outstanding.store(1, std::memory_order_relaxed);
     if (s.step != nullptr) {
       collect_misses(s);
     } else {
       for (const unit_target& unit : s.targets) {
-        const auto& units_of_row = s.leases[static_cast<std::size_t>(unit.row)];
-        s.units.push_back({.source = units_of_row.find(unit.block),
-                           .page = unit.page,
-                           .row = unit.row,
-                           .block = unit.block});
+        s.units.push_back({.page = unit.page, .row = unit.row, .block = unit.block});
       }
     }
+    find_sources(s);
     s.report.units = static_cast<std::int64_t>(s.units.size());
     for (std::size_t i = 0; i < s.units.size(); ++i) {
       if (s.units[i].source != nullptr) {
@@ -105,14 +105,29 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     }
     for (std::int32_t row = 0; row < s.step->rows(); ++row) {
       unit_miss* misses = s.step->misses + std::int64_t{row} * s.step->k;
-      const auto& units_of_row = s.leases[static_cast<std::size_t>(row)];
       for (std::int32_t i = 0; i < s.step->miss_counts[row]; ++i) {
-        s.units.push_back({.source = units_of_row.find(misses[i].block),
-                           .page = misses[i].page,
+        s.units.push_back({.page = device_page{misses[i].page},
                            .row = row,
-                           .block = misses[i].block,
+                           .block = logical_block{misses[i].block},
                            .mirrored = &misses[i].status});
       }
+    }
+  }
+
+  /// Looks the units up, runs of a row at once.
+  static void find_sources(state& s) {
+    logical_block blocks[most_units_at_once];
+    const std::byte* found[most_units_at_once];
+    for (std::size_t first = 0; first < s.units.size();) {
+      const std::int32_t row = s.units[first].row;
+      std::size_t count = 0;
+      for (; count < most_units_at_once && first + count < s.units.size(); ++count) {
+        if (s.units[first + count].row != row) break;
+        blocks[count] = s.units[first + count].block;
+      }
+      s.leases[static_cast<std::size_t>(row)].find({blocks, count}, found);
+      for (std::size_t i = 0; i < count; ++i) s.units[first + i].source = found[i];
+      first += count;
     }
   }
 
@@ -134,7 +149,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     std::byte* const gathered = j.at->host + list + head + begin * this->unit_size();
     for (std::size_t i = 0; i < count; ++i) {
       const unit_move& unit = s.at(j.first + begin + i);
-      pages[i] = unit.page;
+      pages[i] = index_of(unit.page);
       sources[i] = unit.source;
     }
     const bool staged = takes_parts(s);
@@ -173,13 +188,21 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
         break;
     }
     // The chunk is another's once the link has let go of it; its memory, once it is drained.
+    state& s = *j.owner;
+    s.outstanding.fetch_add(1, std::memory_order_relaxed);
     try {
       this->template run<&recall_pipeline::let_go>(j, j.at->copied, 0);
     } catch (...) {
+      s.outstanding.fetch_sub(1, std::memory_order_relaxed);
       this->staging_.release(*j.at);
     }
   }
-  void let_go(job& j) noexcept { this->staging_.release(*j.at); }
+  void let_go(job& j) noexcept {
+    state& s = *j.owner;
+    this->leave_link(j, this->backend_.poll(j.at->copied) == event_state::done);
+    this->staging_.release(*j.at);
+    leave(s);
+  }
 
   /// One DMA, then the scatter.
   void stage(job& j) {
@@ -190,8 +213,8 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     const std::size_t payload = j.count * this->unit_size();
     auto& b = this->backend_;
     std::lock_guard lock(this->enqueue_mutex_);
-    b.copy_async(c.device + list, c.host + list, head + payload, copy_direction::host_to_device,
-                 copy_);
+    j.enqueued_ns = b.now_ns();
+    b.copy_async(c.device + list, c.host + list, head + payload, direction, copy_);
     b.record(c.copied, copy_);
     b.enqueue_wait(c.copied, scatter_);
     this->wait_for_engine(s);
@@ -211,7 +234,8 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     const std::size_t list = as_size(this->shape_.list_bytes);
     auto& b = this->backend_;
     std::lock_guard lock(this->enqueue_mutex_);
-    this->wait_for_engine(s);
+    this->wait_for_engine_with_copies(s);
+    j.enqueued_ns = b.now_ns();
     b.for_each(shape_of(j), {this->options_.max_ctas}, 2 * j.count * this->unit_size(),
                pull_units{.layout = this->pool_->layout(),
                           .pool = this->pool_->layer(s.layer),
@@ -235,18 +259,18 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       const unit_move& unit = s.at(j.first + i);
       if (unit.status == unit_status::corrupt) continue;
       each_strip(
-          this->pool_->layout(), unit.page,
+          this->pool_->layout(), index_of(unit.page),
           [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
             add_run(runs_, {planes.plane[p] + in_pool, unit.source + in_unit, bytes}, merge);
           });
     }
-    this->wait_for_engine(s);
+    this->wait_for_engine_with_copies(s);
+    j.enqueued_ns = b.now_ns();
     if (s.report.way == transfer_way::batched) {
-      b.copy_many_async(runs_, copy_direction::host_to_device, scatter_);
+      b.copy_many_async(runs_, direction, scatter_);
     } else {
       for (const copy_span& run : runs_) {
-        b.copy_async(run.destination, run.source, run.bytes, copy_direction::host_to_device,
-                     scatter_);
+        b.copy_async(run.destination, run.source, run.bytes, direction, scatter_);
       }
     }
     b.record(c.copied, scatter_);
@@ -261,20 +285,26 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   }
 
   void concluded(state& s, bool known) noexcept {
-    if (!known) return end(s, false);
+    s.has_arrived = false;
+    if (!known) return leave(s);
     try {
       this->template run<&recall_pipeline::arrived>(s, s.pages_usable);
     } catch (...) {
       this->fail(s, std::current_exception());
-      end(s, this->watch(s.pages_usable));
+      s.has_arrived = this->watch(s.pages_usable);
+      leave(s);
     }
   }
 
   void arrived(state& s) noexcept {
-    end(s, this->backend_.poll(s.pages_usable) == event_state::done);
+    s.has_arrived = this->backend_.poll(s.pages_usable) == event_state::done;
+    leave(s);
   }
 
-  void end(state& s, bool ok) noexcept {
+  /// The last one to leave a recall ends it.
+  void leave(state& s) noexcept {
+    if (s.outstanding.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+    const bool ok = s.has_arrived;
     for (const std::int32_t i : s.order) {
       unit_status& status = s.units[static_cast<std::size_t>(i)].status;
       if (status == unit_status::pending) status = ok ? unit_status::moved : unit_status::failed;

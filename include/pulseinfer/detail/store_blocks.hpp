@@ -108,7 +108,7 @@ class store_blocks {
                                options_.max_blocks);
   }
   [[nodiscard]] std::int32_t checked_writing(host_slot slot) const {
-    const auto index = static_cast<std::int32_t>(slot);
+    const std::int32_t index = index_of(slot);
     expects<std::logic_error>(
         index >= 0 && index < catalog_.slots() && catalog_.state_of(index) == slot_state::writing,
         "block_store: slot ", index, " is not being written");

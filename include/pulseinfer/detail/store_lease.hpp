@@ -45,7 +45,7 @@ class store_lease {
   }
   /// The committed bytes of a block, or null where the store has none. Valid while the lease
   /// lives.
-  [[nodiscard]] const std::byte* find(std::int32_t block) const noexcept {
+  [[nodiscard]] const std::byte* find(logical_block block) const noexcept {
     const std::int32_t slot = slot_of(block);
     return slot < 0 ? nullptr : store_->blocks().address(slot);
   }
@@ -54,7 +54,7 @@ class store_lease {
   /// @param blocks  in any order, any of them more than once
   /// @param found   [blocks.size()] at least; the rest is left alone
   /// @throws std::invalid_argument  if it is shorter; nothing is written
-  void find(std::span<const std::int32_t> blocks, std::span<const std::byte*> found) const {
+  void find(std::span<const logical_block> blocks, std::span<const std::byte*> found) const {
     expects(found.size() >= blocks.size(), "block_store: room for ", found.size(),
             " addresses, expected one for each of ", blocks.size(), " blocks");
     if (store_ == nullptr) {
@@ -68,18 +68,20 @@ class store_lease {
     constexpr std::size_t at_once = 64;  // more lines than can be on their way
     constexpr std::size_t line = 64 / sizeof *row;
     for (std::size_t first = 0; first < blocks.size(); first += at_once) {
-      const std::span<const std::int32_t> some =
+      const std::span<const logical_block> some =
           blocks.subspan(first, std::min(at_once, blocks.size() - first));
       if (in_row <= some.size() * line) {  // fewer lines than blocks: all of them, in order
         for (std::size_t at = 0; at < in_row; at += line) __builtin_prefetch(row + at);
       } else {
-        for (const std::int32_t block : some) {
-          if (static_cast<std::uint32_t>(block) < in_row) __builtin_prefetch(row + block);
+        for (const logical_block block : some) {
+          const std::int32_t at = index_of(block);
+          if (static_cast<std::uint32_t>(at) < in_row) __builtin_prefetch(row + at);
         }
       }
       for (std::size_t i = 0; i < some.size(); ++i) {
-        const bool is_in_row = static_cast<std::uint32_t>(some[i]) < in_row;
-        const std::int32_t slot = is_in_row ? detail::load_mapped(row + some[i]) : -1;
+        const std::int32_t at = index_of(some[i]);
+        const bool is_in_row = static_cast<std::uint32_t>(at) < in_row;
+        const std::int32_t slot = is_in_row ? detail::load_mapped(row + at) : -1;
         found[first + i] = slot < 0 ? nullptr : payload + slot * unit_bytes;
       }
     }
@@ -95,22 +97,22 @@ class store_lease {
   /// True if these are the bytes of the block as they were committed, wherever they lie now: as
   /// far as the store's `integrity` tells, so always true with `none`. A block that the store
   /// does not have has no bytes.
-  [[nodiscard]] bool matches(std::int32_t block, const std::byte* unit) const noexcept {
+  [[nodiscard]] bool matches(logical_block block, const std::byte* unit) const noexcept {
     if (store_ == nullptr || !store_->blocks().has_tags()) return true;
     const std::int32_t slot = slot_of(block);
     if (slot < 0) return false;
     return store_->blocks().tag_of(slot) ==
-           store_->blocks().tag(unit, store_->blocks().catalog().block_of(key_.index, block),
-                                layer_);
+           store_->blocks().tag(
+               unit, store_->blocks().catalog().block_of(key_.index, index_of(block)), layer_);
   }
   /// Looks at the bytes in the store itself, and takes the unit out if they are not those that
   /// were committed: it is absent from here on, may be written anew, and its slot stays
   /// quarantined, for others may be reading it, until the last lease on the sequence ends.
   /// @return true if the unit was taken out. False says that the store's bytes are well (those
   ///         that did not match were damaged on their way), or that the unit is absent.
-  bool drop_if_corrupt(std::int32_t block) noexcept {
+  bool drop_if_corrupt(logical_block block) noexcept {
     return store_ != nullptr && store_->blocks().has_tags() && slot_of(block) >= 0 &&
-           store_->drop_if_corrupt(key_.index, layer_, block);
+           store_->drop_if_corrupt(key_.index, layer_, index_of(block));
   }
   [[nodiscard]] explicit operator bool() const noexcept { return store_ != nullptr; }
 
@@ -118,9 +120,10 @@ class store_lease {
   friend Store;
   store_lease(Store* store, sequence_id key, std::int32_t layer, const std::int32_t* table)
       : store_(store), key_(key), layer_(layer), table_(table) {}
-  [[nodiscard]] std::int32_t slot_of(std::int32_t block) const noexcept {
-    if (store_ == nullptr || block < 0 || block >= store_->max_blocks()) return -1;
-    return detail::load_mapped(table_ + block);
+  [[nodiscard]] std::int32_t slot_of(logical_block block) const noexcept {
+    const std::int32_t at = index_of(block);
+    if (store_ == nullptr || at < 0 || at >= store_->max_blocks()) return -1;
+    return detail::load_mapped(table_ + at);
   }
 
   Store* store_ = nullptr;

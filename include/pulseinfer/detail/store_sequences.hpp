@@ -130,22 +130,24 @@ class store_sequences {
       case absent_unit:
         break;
       case unit_being_written:
-        return {reserve_outcome::writing, host_slot::none};
+        return {.outcome = reserve_outcome::writing};
       default:
-        return {reserve_outcome::exists, host_slot::none};
+        return {.outcome = reserve_outcome::exists};
     }
     std::int32_t block = catalog().block_of(index, position);
     // One eviction is enough for both, so that one that fails has given nothing up.
     const bool needs_record = block < 0 && !catalog().has_free_block();
     if ((blocks_.free_units() == 0 || needs_record) && !evict_one(index, needs_record)) {
-      return {reserve_outcome::full, host_slot::none};
+      return {.outcome = reserve_outcome::full};
     }
     if (block < 0) {
       block = catalog().make(position);
       join(block, index);
     }
     const std::int32_t slot = blocks_.begin_write(index, block, layer);
-    return {reserve_outcome::reserved, static_cast<host_slot>(slot)};
+    return {.outcome = reserve_outcome::reserved,
+            .slot = static_cast<host_slot>(slot),
+            .bytes = blocks_.address(slot)};
   }
 
   /// Looks at a unit's bytes, and takes it out if they are not those that were committed. Under the

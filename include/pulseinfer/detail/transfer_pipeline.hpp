@@ -37,12 +37,13 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 /// - `move_chunk(job)`       when all are prepared: enqueues the chunk's work, and has the chunk
 ///                           released behind it; where it throws, the chunk is not released
 /// - `concluded(state, ok)`  all is enqueued; ok: pages_usable tells when the work is done
+/// - `leave(state)`          one of the `outstanding` parts of the transfer is over
 /// - `streams()`             its two streams, in the order in which a chunk passes through them
 /// - `stream_on_pages()`     the one that works on the engine's pages
 /// - `host_bytes(state, n)`   traffic of prepare
 /// - `takes_parts(state)`    whether several workers prepare a chunk
 /// - `way_`                  of transfers that are started
-/// - `urgency`               of its host tasks
+/// - `urgency`, `direction`  of its host tasks, and of its copies
 template <class Derived, backend Backend, class Store>
 class transfer_pipeline {
  public:
@@ -236,6 +237,25 @@ class transfer_pipeline {
     backend_.enqueue_wait(s.ready, self().stream_on_pages());
     s.behind_readers = true;
   }
+  /// The same where copies wait, too: a task notes until when, for that is not the link's time. If
+  /// none can be had, the copies' times are not known.
+  void wait_for_engine_with_copies(state& s) {
+    if (s.behind_readers) return;
+    wait_for_engine(s);
+    if (backend_.poll(s.ready) != event_state::pending) return;
+    s.link.wait_for_engine();
+    s.outstanding.fetch_add(1, std::memory_order_relaxed);
+    try {
+      run<&transfer_pipeline::engine_passed>(s, s.ready);
+    } catch (...) {
+      s.outstanding.fetch_sub(1, std::memory_order_relaxed);
+    }
+  }
+
+  /// A chunk's copies are through, or have failed. With a part of the transfer outstanding.
+  void leave_link(job& j, bool ok) noexcept {
+    if (ok) j.owner->link.moved(j.count * unit_size(), j.enqueued_ns, backend_.now_ns());
+  }
 
   /// Waits on the worker itself, which may poll but not sync; true if the event is done in the end.
   /// For the rare case that no host task can be had: a transfer that ended before its work would
@@ -255,6 +275,7 @@ class transfer_pipeline {
     }
     s.report.bytes = s.report.moved * store_->unit_bytes();
     s.report.ended_ns = backend_.now_ns();
+    s.link.end(s.report);
     s.leases.clear();
     if (s.error) failed_.store(true, std::memory_order_relaxed);
     s.phase.store(s.error     ? transfer_phase::failed
@@ -264,6 +285,11 @@ class transfer_pipeline {
   }
 
  private:
+  void engine_passed(state& s) noexcept {
+    s.link.engine_passed(backend_.now_ns());
+    self().leave(s);
+  }
+
   static std::int32_t chunks_of(const transfer_options& o) noexcept {
     return static_cast<std::int32_t>(std::min<std::int64_t>(o.staging_bytes / o.chunk_bytes, 4096));
   }
@@ -308,6 +334,7 @@ class transfer_pipeline {
     } catch (...) {
       fail(s, std::current_exception());
     }
+    s.link.begin(options_.monitor, Derived::direction, s.order.size() * unit_size());
     advance(s);
   }
 

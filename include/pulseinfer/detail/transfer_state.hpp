@@ -12,12 +12,16 @@
 #include <vector>
 
 #include "pulseinfer/concepts.hpp"
+#include "pulseinfer/detail/link_share.hpp"
 #include "pulseinfer/hot_buffer.hpp"
 #include "pulseinfer/staging_pool.hpp"
 #include "pulseinfer/ticket.hpp"
 #include "pulseinfer/transfer_options.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
+
+/// Units that the store is asked for in one call.
+inline constexpr std::size_t most_units_at_once = 64;
 
 /// A chunk is a list of its units' addresses, a head with their page ids, then the units. The DMA
 /// takes head and units.
@@ -93,11 +97,13 @@ struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
   step_record* step = nullptr;
   std::vector<typename Pipeline::lease> leases;
   std::vector<unit_target> targets;  ///< recall: what the host names, until the first task ran
-  std::vector<std::int32_t> order;   ///< the units to move; filled before the first chunk
-  std::mutex mutex;                  ///< guards what follows, and `error` until the end
-  std::size_t next = 0;              ///< position in `order` of the first that no chunk has
-  std::int64_t chunks = 0;           ///< dealt out
+  link_share link;
+  std::vector<std::int32_t> order;  ///< the units to move; filled before the first chunk
+  std::mutex mutex;                 ///< guards what follows, and `error` until the end
+  std::size_t next = 0;             ///< position in `order` of the first that no chunk has
+  std::int64_t chunks = 0;          ///< dealt out
   std::int32_t shares = 0;
+  bool has_arrived = false;     ///< recall: all that was enqueued is done; written once
   bool is_waiting = false;      ///< for a chunk
   bool behind_readers = false;  ///< the stream on the pages waits for the engine's; its mutex
 };
@@ -111,6 +117,7 @@ struct chunk_job {
   std::size_t first = 0;
   std::size_t count = 0;
   std::size_t part_units = 0;
+  std::uint64_t enqueued_ns = 0;  ///< its first copy was
   std::atomic<std::size_t> next_part{0};
   std::atomic<std::size_t> parts_left{0};
   std::atomic<bool> is_dropped{false};  ///< no worker could be had for a part
