@@ -165,16 +165,28 @@ TEST_CASE("backend, top-k: top-k of random rows equals brute force") {
   each(&conformance::top_k_of_random_rows_equals_brute_force<test::backend>);
 }
 
-TEST_CASE("backend, top-k: top-k pads what is missing") {
+TEST_CASE("backend, top-k: top-k of rows around powers of two equals brute force") {
+  each(&conformance::top_k_of_rows_around_powers_of_two<test::backend>);
+}
+
+TEST_CASE("backend, top-k: top-k keeps the limits of rows") {
+  each(&conformance::top_k_keeps_the_limits_of_rows<test::backend>);
+}
+
+TEST_CASE("fault 47: of many ties the first are chosen, and all that is above them") {
+  each(&conformance::top_k_of_many_ties_and_few_winners<test::backend>);
+}
+
+TEST_CASE("fault 49: nothing to choose from, nothing wanted, and more than there is") {
   each(&conformance::top_k_pads_what_is_missing<test::backend>);
 }
 
-TEST_CASE("backend, top-k: top-k orders special scores") {
+TEST_CASE("fault 52: NaN of either sign ranks last on every machine") {
   each(&conformance::top_k_orders_special_scores<test::backend>);
 }
 
-TEST_CASE("backend, top-k: top-k of many zeros and few winners") {
-  each(&conformance::top_k_of_many_zeros_and_few_winners<test::backend>);
+TEST_CASE("fault 55: of equal scores the lower index is chosen, for every k and every time") {
+  each(&conformance::top_k_orders_ties_by_index<test::backend>);
 }
 
 TEST_CASE("backend, top-k: broken top-ks are refused") {

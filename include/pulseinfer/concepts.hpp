@@ -81,6 +81,8 @@ struct top_k_keys {
   std::int64_t row_stride = 0;
   const std::int32_t* begin = nullptr;  ///< [rows], device memory
   const std::int32_t* end = nullptr;    ///< [rows], device memory; end <= row_stride
+  /// [rows], device memory, or null: of row r only min(k, limits[r]) are chosen, none below zero.
+  const std::int32_t* limits = nullptr;
 };
 
 /// How much memory there is, and of what grain.

@@ -11,6 +11,7 @@
 #include "pulseinfer/block_copy.hpp"
 #include "pulseinfer/block_key.hpp"
 #include "pulseinfer/block_store.hpp"
+#include "pulseinfer/budget.hpp"
 #include "pulseinfer/buffer.hpp"
 #include "pulseinfer/calibration.hpp"
 #include "pulseinfer/concepts.hpp"

@@ -9,14 +9,11 @@
 /// - NaN, of either sign, comes last: it is chosen only when nothing else is left;
 /// - of equal scores the lower index comes first.
 ///
-/// Backends bring the k largest of a row to a threshold in their own way (CUB on CUDA,
-/// `nth_element` on the CPU); `compact_top_k` then writes the indices, ascending, in the same way
-/// everywhere.
+/// How the k largest of a row are found is each machine's own: detail/host_top_k.hpp on the CPU,
+/// detail/cuda_top_k.cuh on CUDA. The indices are written ascending.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <span>
 #include <type_traits>
@@ -57,6 +54,15 @@ PULSEINFER_HD inline std::int64_t row_length(const top_k_keys& keys, std::int64_
   return length > 0 ? length : 0;
 }
 
+/// How many of row r are wanted: k, or the row's own limit below it.
+PULSEINFER_HD inline std::int64_t row_choice(const top_k_keys& keys, std::int64_t k,
+                                             std::int64_t row) {
+  if (keys.limits == nullptr || k <= 0) return k;
+  const std::int64_t limit = keys.limits[row];
+  if (limit >= k) return k;
+  return limit > 0 ? limit : 0;
+}
+
 /// Checks a top-k before anything is enqueued.
 inline void check_top_k(const top_k_shape& shape, const top_k_keys& keys,
                         const std::int32_t* selected, std::span<std::byte> workspace,
@@ -78,54 +84,52 @@ inline void check_top_k(const top_k_shape& shape, const top_k_keys& keys,
 }  // namespace detail
 
 /// Row kernel: writes the indices of all keys of a row that are not below the row's threshold,
-/// ascending, padded with -1 up to k, and how many there are. With keys that differ and the k-th
-/// largest as threshold that is the top-k.
+/// ascending, padded with -1 up to k, and how many there are. With keys that differ and the last
+/// chosen one as threshold that is the top-k.
 struct compact_top_k {
   top_k_keys keys;
   std::int64_t k;
-  const std::uint64_t* thresholds;  ///< [rows], read only for rows longer than k
+  const std::uint64_t* thresholds;  ///< [rows], read only for rows longer than what is chosen
   std::int32_t* selected;           ///< [rows, k]
   std::int32_t* counts;             ///< [rows], or null
 
+  /// Lanes take turns through the row, four at a time: how many keys each turn chooses is counted
+  /// for all four together, a field of 16 bits each. (A group has fewer lanes than that counts.)
   template <class Group>
   PULSEINFER_HD void operator()(std::int64_t row, Group group) const {
-    const std::int64_t length = k > 0 ? detail::row_length(keys, row) : 0;
-    const std::uint64_t threshold = length > k ? thresholds[row] : 0;
-    const std::uint64_t* row_keys = keys.keys + row * keys.row_stride;
+    const std::int64_t chosen = detail::row_choice(keys, k, row);
+    const std::int64_t length = chosen > 0 ? detail::row_length(keys, row) : 0;
+    const std::uint64_t threshold = length > chosen ? thresholds[row] : 0;
+    const std::int64_t first = chosen > 0 ? keys.begin[row] : 0;
+    const std::uint64_t* row_keys = keys.keys + row * keys.row_stride + first;
     std::int32_t* out = selected + row * k;
     std::int64_t written = 0;
-    for (std::int64_t start = 0; start < length; start += group.size()) {
-      const std::int64_t i = keys.begin[row] + start + group.rank();
-      const bool chosen = start + group.rank() < length && row_keys[i] >= threshold;
-      const std::int64_t at = written + group.scan(chosen ? 1 : 0);
-      if (chosen && at < k) out[at] = static_cast<std::int32_t>(i);
-      written += group.sum(chosen ? 1 : 0);
+    for (std::int64_t start = group.rank(); start - group.rank() < length;
+         start += turns * group.size()) {
+      std::int64_t flags = 0;
+      for (int turn = 0; turn < turns; ++turn) {
+        const std::int64_t i = start + turn * group.size();
+        if (i < length && row_keys[i] >= threshold) flags |= std::int64_t{1} << (16 * turn);
+      }
+      const std::int64_t found = group.sum(flags);
+      if (found == 0) continue;
+      const std::int64_t before = group.scan(flags);
+      for (int turn = 0; turn < turns; ++turn) {
+        const std::int64_t at = written + ((before >> (16 * turn)) & 0xffff);
+        if (((flags >> (16 * turn)) & 1) != 0 && at < chosen) {
+          out[at] = static_cast<std::int32_t>(first + start + turn * group.size());
+        }
+        written += (found >> (16 * turn)) & 0xffff;
+      }
     }
-    if (written > k) written = k;
+    if (written > chosen) written = chosen;
     for (std::int64_t i = written + group.rank(); i < k; i += group.size()) out[i] = -1;
     if (counts != nullptr && group.rank() == 0) counts[row] = static_cast<std::int32_t>(written);
   }
+
+ private:
+  static constexpr int turns = 4;
 };
 static_assert(std::is_trivially_copyable_v<compact_top_k>);
-
-/// Row kernel: finds the k-th largest key of each row that is longer than k. For one lane: it is
-/// the CPU's way.
-struct find_top_k_threshold {
-  top_k_keys keys;
-  std::int64_t k;
-  std::uint64_t* scratch;     ///< [columns], for one row at a time
-  std::uint64_t* thresholds;  ///< [rows]
-
-  template <class Group>
-  void operator()(std::int64_t row, Group) const {
-    const std::int64_t length = detail::row_length(keys, row);
-    if (length <= k || k == 0) return;
-    const std::uint64_t* first = keys.keys + row * keys.row_stride + keys.begin[row];
-    std::copy(first, first + length, scratch);
-    std::nth_element(scratch, scratch + (k - 1), scratch + length, std::greater<>{});
-    thresholds[row] = scratch[k - 1];
-  }
-};
-static_assert(std::is_trivially_copyable_v<find_top_k_threshold>);
 
 }  // namespace pulseinfer

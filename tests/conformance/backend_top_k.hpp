@@ -13,6 +13,7 @@
 #include <numeric>
 #include <span>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "pulseinfer/concepts.hpp"
@@ -48,10 +49,13 @@ inline std::vector<std::int32_t> brute_force_top_k(const scored_row& row, std::s
 }
 
 /// Runs a top-k over the rows and compares it with brute force. What lies outside the rows in the
-/// key array would win if it were looked at.
+/// key array would win if it were looked at; the results, and the workspace, hold something else
+/// before.
+/// @param limits  of each row, or none
 template <class Backend>
 void check_top_k(Backend& backend, const std::vector<scored_row>& rows, std::size_t k,
-                 typename Backend::stream& stream, bool with_counts = true) {
+                 typename Backend::stream& stream, bool with_counts = true,
+                 const std::vector<std::int32_t>& limits = {}) {
   CAPTURE(k);
   std::size_t columns = 0;
   std::size_t stride = 3;
@@ -71,7 +75,11 @@ void check_top_k(Backend& backend, const std::vector<scored_row>& rows, std::siz
       keys[r * stride + index] =
           pulseinfer::top_k_key(rows[r].scores[i], static_cast<std::int32_t>(index));
     }
-    const std::vector<std::int32_t> best = brute_force_top_k(rows[r], k);
+    const std::size_t most =
+        limits.empty()
+            ? k
+            : std::min(k, static_cast<std::size_t>(std::max<std::int32_t>(limits[r], 0)));
+    const std::vector<std::int32_t> best = brute_force_top_k(rows[r], most);
     std::copy(best.begin(), best.end(), selected.begin() + static_cast<std::ptrdiff_t>(r * k));
     counts.push_back(static_cast<std::int32_t>(best.size()));
   }
@@ -79,15 +87,20 @@ void check_top_k(Backend& backend, const std::vector<scored_row>& rows, std::siz
   test::device_array<std::uint64_t, Backend> device_keys(backend, keys, stream);
   test::device_array<std::int32_t, Backend> device_begin(backend, begin, stream);
   test::device_array<std::int32_t, Backend> device_end(backend, end, stream);
-  test::device_array<std::int32_t, Backend> device_selected(backend, selected.size());
-  test::device_array<std::int32_t, Backend> device_counts(backend, counts.size());
+  test::device_array<std::int32_t, Backend> device_limits(backend, limits, stream);
+  test::device_array<std::int32_t, Backend> device_selected(
+      backend, std::vector<std::int32_t>(selected.size(), -77), stream);
+  test::device_array<std::int32_t, Backend> device_counts(
+      backend, std::vector<std::int32_t>(counts.size(), -77), stream);
   const pulseinfer::top_k_shape shape{static_cast<std::int64_t>(rows.size()),
                                       static_cast<std::int64_t>(columns),
                                       static_cast<std::int64_t>(k)};
-  test::device_array<std::byte, Backend> workspace(backend, backend.top_k_workspace_bytes(shape));
+  test::device_array<std::byte, Backend> workspace(
+      backend, std::vector<std::byte>(backend.top_k_workspace_bytes(shape), std::byte{0xcd}),
+      stream);
   backend.top_k(shape,
                 {device_keys.data(), static_cast<std::int64_t>(stride), device_begin.data(),
-                 device_end.data()},
+                 device_end.data(), limits.empty() ? nullptr : device_limits.data()},
                 device_selected.data(), with_counts ? device_counts.data() : nullptr,
                 {workspace.data(), workspace.bytes()}, stream);
   CHECK((device_selected.download(stream) == selected));
@@ -139,12 +152,68 @@ void top_k_orders_special_scores(Backend& backend) {
 
 /// Far more ties at the threshold than places, and the winners between them.
 template <class Backend>
-void top_k_of_many_zeros_and_few_winners(Backend& backend) {
+void top_k_of_many_ties_and_few_winners(Backend& backend) {
   auto stream = backend.make_stream(stream_priority::normal);
-  scored_row row;
-  row.scores.assign(8'320, 0.0f);
-  for (std::size_t i = 0; i < 100; ++i) row.scores[i * 83 + 19] = 1 + static_cast<float>(i);
-  check_top_k(backend, {row}, 2'048, stream);
+  constexpr float inf = std::numeric_limits<float>::infinity();
+  std::vector<scored_row> rows;
+  for (const float tie : {0.0f, inf, -inf}) {
+    scored_row row;
+    row.scores.assign(8'320, tie);
+    for (std::size_t i = 0; i < 100; ++i) {
+      row.scores[i * 83 + 19] = tie > 0 ? tie : 1 + static_cast<float>(i);
+    }
+    rows.push_back(std::move(row));
+  }
+  check_top_k(backend, rows, 2'048, stream);
+}
+
+/// Rows of a power of two and one more or less, with as much chosen as the limits allow.
+template <class Backend>
+void top_k_of_rows_around_powers_of_two(Backend& backend) {
+  auto stream = backend.make_stream(stream_priority::normal);
+  pulseinfer::detail::random_source draw(16);
+  std::vector<scored_row> rows;
+  for (const std::size_t size : {63u, 64u, 65u, 511u, 512u, 513u, 1'023u, 1'024u, 1'025u, 2'047u,
+                                 2'049u, 4'095u, 4'096u, 4'097u}) {
+    scored_row row;
+    row.begin = static_cast<std::int32_t>(draw.below(3));
+    for (std::size_t i = 0; i < size; ++i) {
+      row.scores.push_back(pulseinfer::detail::float_of(static_cast<std::uint32_t>(draw.next())));
+    }
+    rows.push_back(std::move(row));
+  }
+  for (const std::size_t k : {64u, 4'096u}) check_top_k(backend, rows, k, stream);
+}
+
+/// Equal scores go by their index, whatever else is chosen, every time.
+template <class Backend>
+void top_k_orders_ties_by_index(Backend& backend) {
+  auto stream = backend.make_stream(stream_priority::normal);
+  const scored_row row{0, {1, 2, 5, 4, 5}};
+  CHECK((brute_force_top_k(row, 1) == std::vector<std::int32_t>{2}));
+  CHECK((brute_force_top_k(row, 2) == std::vector<std::int32_t>{2, 4}));
+  for (std::size_t k = 1; k <= 5; ++k) check_top_k(backend, {row}, k, stream);
+  scored_row ties{7, {}};
+  for (int i = 0; i < 700; ++i) ties.scores.push_back(static_cast<float>(i % 3));
+  for (int run = 0; run < 100; ++run) check_top_k(backend, {ties}, 300, stream);
+}
+
+/// Each row may have a limit of its own below k.
+template <class Backend>
+void top_k_keeps_the_limits_of_rows(Backend& backend) {
+  auto stream = backend.make_stream(stream_priority::normal);
+  pulseinfer::detail::random_source draw(3);
+  std::vector<scored_row> rows(8);
+  for (scored_row& row : rows) {
+    row.begin = static_cast<std::int32_t>(draw.below(5));
+    row.scores.resize(40 + draw.below(900));
+    for (float& score : row.scores) score = static_cast<float>(draw.below(40));
+  }
+  rows.push_back({2, {}});
+  const std::vector<std::int32_t> limits = {0, 1, 2, 29, 30, 31, 1'000'000, -5, 3};
+  for (const std::size_t k : {0u, 1u, 30u, 700u}) {
+    check_top_k(backend, rows, k, stream, true, limits);
+  }
 }
 
 template <class Backend>

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "pulseinfer/concepts.hpp"
+#include "pulseinfer/detail/host_top_k.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/top_k.hpp"
 
@@ -70,10 +71,10 @@ inline void check_rows(std::int64_t rows, const launch_limits& limits) {
           ", expected at least 0 (0: no limit)");
 }
 
-/// Scratch of one row, then a threshold a row.
+/// Keys and positions of one row.
 [[nodiscard]] inline std::size_t cpu_top_k_workspace_bytes(const top_k_shape& shape) {
   if (shape.rows <= 0 || shape.k <= 0 || shape.columns <= 0) return 0;
-  return static_cast<std::size_t>(shape.columns + shape.rows) * sizeof(std::uint64_t);
+  return static_cast<std::size_t>(shape.columns) * (sizeof(std::uint64_t) + sizeof(std::int32_t));
 }
 
 /// Top-k of a backend whose row kernels run on one lane, one row after the other.
@@ -81,18 +82,15 @@ template <class Backend>
 void cpu_top_k(Backend& backend, const top_k_shape& shape, const top_k_keys& keys,
                std::int32_t* selected, std::int32_t* counts, std::span<std::byte> workspace,
                typename Backend::stream_ref stream) {
-  check_top_k(shape, keys, selected, workspace, cpu_top_k_workspace_bytes(shape));
+  const std::size_t bytes = cpu_top_k_workspace_bytes(shape);
+  check_top_k(shape, keys, selected, workspace, bytes);
   if (shape.rows == 0) return;
-  const auto key_bytes = static_cast<std::uint64_t>(shape.rows * shape.columns) * 8;
-  std::uint64_t* thresholds = nullptr;  // none without keys, when there need not be a workspace
-  if (shape.k > 0 && shape.columns > 0) {
-    auto* scratch = reinterpret_cast<std::uint64_t*>(workspace.data());
-    thresholds = scratch + shape.columns;
-    backend.for_each_row(shape.rows, {}, key_bytes,
-                         find_top_k_threshold{keys, shape.k, scratch, thresholds}, stream);
-  }
-  backend.for_each_row(shape.rows, {}, key_bytes,
-                       compact_top_k{keys, shape.k, thresholds, selected, counts}, stream);
+  auto* scratch = reinterpret_cast<std::uint64_t*>(workspace.data());
+  auto* positions = reinterpret_cast<std::int32_t*>(bytes == 0 ? nullptr : scratch + shape.columns);
+  backend.for_each_row(
+      shape.rows, {}, static_cast<std::uint64_t>(shape.rows * shape.columns) * 8,
+      select_top_k_row{keys, shape.k, best_collect_keys(), scratch, positions, selected, counts},
+      stream);
 }
 
 }  // namespace pulseinfer::detail
