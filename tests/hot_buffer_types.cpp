@@ -56,7 +56,7 @@ TEST_CASE("hot buffer types: layers have sizes of their own, and half-lives are 
   CHECK(refusal({.replacement = static_cast<pulseinfer::hot_replacement>(2)})
             .find("replacement is 2") != std::string::npos);
   using pulseinfer::detail::ranks_of;
-  CHECK(ranks_of({}).unit_bits == 0);
+  CHECK(ranks_of({.replacement = pulseinfer::hot_replacement::least_recent}).unit_bits == 0);
   const auto faded =
       ranks_of({.replacement = pulseinfer::hot_replacement::least_used, .half_life = 8});
   CHECK(faded.per_step == 16);

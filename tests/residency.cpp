@@ -105,7 +105,7 @@ struct step {
         ids(row_count * budget, -1),
         counts(row_count),
         pages(row_count * budget, 77),
-        scratch(4 * row_count * budget, 77),
+        scratch(2 * row_count * budget, 77),
         misses(row_count * budget, unit_miss{77, 77, 77, 77, unit_status::refused}),
         miss_counts(row_count, 77),
         chosen_counts(row_count, 77) {}

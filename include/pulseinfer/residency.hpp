@@ -42,7 +42,7 @@ struct step_record {
   std::int32_t* device_miss_counts = nullptr;
   std::int32_t* device_chosen_counts = nullptr;
   std::int32_t* pages = nullptr;    ///< [rows, k], device memory
-  std::int32_t* scratch = nullptr;  ///< [rows, 4 k], device memory
+  std::int32_t* scratch = nullptr;  ///< [rows, 2 k], device memory
   bool held = false;                ///< for replays, until it is dropped
   bool discarded = false;           ///< busy only until its last kernel is done
   bool pulled = false;              ///< that kernel stands behind one that writes the pages

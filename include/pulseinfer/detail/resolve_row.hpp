@@ -25,13 +25,12 @@ struct resolve_row {
   const std::int32_t* counts;  ///< [rows]
   std::int64_t k;
   std::int32_t* pages;    ///< [rows, k]
-  std::int32_t* scratch;  ///< [rows, 4 k]: victims, ranks of hits, slots, their ranks
+  std::int32_t* scratch;  ///< [rows, 2 k]: slots of victims, then new ranks of hits
   unit_miss* misses;      ///< [rows, k], mapped
   std::int32_t* miss_counts;
   std::int32_t* chosen_counts;
   use_rank ranks;
 
-  static constexpr std::int32_t missing = -2;
   static constexpr std::int32_t in_use = 0x7fffffff;  ///< rank of a slot that this step uses
   /// Where a clock gets there it is wound back, with all ranks.
   static constexpr std::int32_t clock_limit = 1 << 30;
@@ -55,9 +54,15 @@ struct resolve_row {
 
     const std::int64_t wanted = mark_hits(row, rank, now, group);
     group.sync();
-    const std::int32_t* const victims =
-        wanted == 0 ? nullptr : find_victims(row, rank, usable, wanted, now, group);
-    const std::int64_t placed = place(row, rank, victims, now, group);
+    if (wanted > 0) {
+      // The slots worth least go, of those worth the same the lower ones.
+      std::int32_t& reach = tables.reach[request];
+      const cut at = find_cut(rank, usable, wanted, now > reach ? now - reach : 0, group);
+      list_slots(at, rank, usable, scratch + 2 * row * k, group);
+      group.sync();
+      if (group.rank() == 0) reach = now - at.rank;
+    }
+    const std::int64_t placed = place(row, rank, now, group);
     if (group.rank() == 0) {
       miss_counts[row] = static_cast<std::int32_t>(placed);
       chosen_counts[row] = static_cast<std::int32_t>(chosen);
@@ -88,52 +93,23 @@ struct resolve_row {
     const std::int32_t* const slot_of = tables.slot_of + requests[row] * tables.max_blocks;
     const std::int32_t* const row_ids = ids + row * k;
     std::int32_t* const row_slots = pages + row * k;
-    std::int32_t* const new_rank = scratch + (4 * row + 1) * k;
+    std::int32_t* const new_rank = scratch + (2 * row + 1) * k;
     const std::int64_t chosen = counts[row];
+    // Nothing but loads at first: they miss the caches side by side.
+    for (std::int64_t i = group.rank(); i < chosen; i += group.size()) {
+      row_slots[i] = slot_of[row_ids[i]];
+    }
     std::int64_t mine = 0;
     for (std::int64_t i = group.rank(); i < chosen; i += group.size()) {
-      const std::int32_t slot = slot_of[row_ids[i]];
+      const std::int32_t slot = row_slots[i];
       if (slot < 0) {
-        row_slots[i] = missing;
         ++mine;
       } else {
-        row_slots[i] = slot;
         new_rank[i] = ranks.again(rank[slot], now);
         rank[slot] = in_use;
       }
     }
     return group.sum(mine);
-  }
-
-  /// The `wanted` slots of lowest rank, of those of one rank the lower ones, in the order of slots.
-  ///
-  /// Almost always one pass over the slots: it lists those up to a rank that follows from the last
-  /// step's, a few more than wanted, and the choice is made among them.
-  template <class Group>
-  PULSEINFER_HD const std::int32_t* find_victims(std::int64_t row, const std::int32_t* rank,
-                                                 std::int64_t usable, std::int64_t wanted,
-                                                 std::int32_t now, const Group& group) const {
-    std::int32_t* const found = scratch + 4 * row * k;
-    std::int32_t* const slots = found + 2 * k;
-    std::int32_t* const slot_ranks = slots + k;
-    std::int32_t& reach = tables.reach[requests[row]];
-    cut at{now > reach ? now - reach : 0, k};
-    std::int64_t listed = list_up_to(at, rank, usable, k, slots, slot_ranks, group);
-    if (listed < wanted || listed > k) {
-      at = search(at.rank, listed, rank, usable, wanted, k, group);
-      listed = list_up_to(at, rank, usable, k, slots, slot_ranks, group);
-    }
-    group.sync();
-    const std::int32_t* victims = slots;
-    if (listed > wanted) {
-      at = search(at.rank, listed, slot_ranks, listed, wanted, wanted, group);
-      (void)list_up_to(at, slot_ranks, listed, wanted, found, nullptr, group, slots);
-      victims = found;
-    }
-    group.sync();
-    // A step from now, and one more step's units: the next time some too many, seldom too few.
-    if (group.rank() == 0) reach = now - at.rank - ranks.per_step;
-    return victims;
   }
 
   /// The slots below a rank, and the first `equals` of that rank.
@@ -142,72 +118,27 @@ struct resolve_row {
     std::int64_t equals;
   };
 
-  /// Lists what a cut lets through, in order; of more than `room` it leaves the rest out. Returns
-  /// how many there are.
-  template <class Group>
-  PULSEINFER_HD static std::int64_t list_up_to(const cut& at, const std::int32_t* rank,
-                                               std::int64_t count, std::int64_t room,
-                                               std::int32_t* listed, std::int32_t* listed_ranks,
-                                               const Group& group,
-                                               const std::int32_t* names = nullptr) {
-    std::int64_t lower_before = 0;
-    std::int64_t equal_before = 0;
-    const auto let_through = [&](std::int64_t equals) {
-      return equals < at.equals ? equals : at.equals;
-    };
-    for (std::int64_t start = 0; start < count; start += group.size() * run) {
-      const std::int64_t first = start + group.rank() * run;
-      const std::int64_t last = first + run < count ? first + run : count;
-      // Negative where one is through.
-      std::int32_t any = 0;
-      if (last - first == run) {
-        for (std::int64_t i = 0; i < run; ++i) any |= rank[first + i] - at.rank - 1;
-      } else {
-        for (std::int64_t i = first; i < last; ++i) any |= rank[i] - at.rank - 1;
-      }
-      if (group.size() == 1 && any >= 0) continue;
-      std::int32_t lower = 0;
-      std::int32_t equal = 0;
-      for (std::int64_t i = first; i < last; ++i) {
-        lower += rank[i] < at.rank ? 1 : 0;
-        equal += rank[i] == at.rank ? 1 : 0;
-      }
-      // Both in one scan.
-      const std::int64_t here = (std::int64_t{equal} << 32) + lower;
-      const std::int64_t before = group.scan(here);
-      const std::int64_t total = group.sum(here);
-      std::int64_t equals = equal_before + (before >> 32);
-      std::int64_t to = lower_before + (before & 0xffffffff) + let_through(equals);
-      for (std::int64_t i = first; i < last && any < 0 && to < room; ++i) {
-        if (rank[i] > at.rank || (rank[i] == at.rank && equals++ >= at.equals)) continue;
-        listed[to] = names == nullptr ? static_cast<std::int32_t>(i) : names[i];
-        if (listed_ranks != nullptr) listed_ranks[to] = rank[i];
-        ++to;
-      }
-      lower_before += total & 0xffffffff;
-      equal_before += total >> 32;
-    }
-    return lower_before + let_through(equal_before);
-  }
-
-  /// A cut that lets through at least `wanted` of `count` ranks, and at most `room`; only where so
-  /// many are of one rank that there is none, it lets through exactly `wanted`.
+  /// A cut that lets `wanted` slots through; as many are not in use.
   ///
-  /// @param guess  a rank up to which there are `to_guess`, too few or too many
+  /// A pass over the slots counts those up to a guess. The first guess follows from the last step's
+  /// cut, which is seldom off by more than a few steps; the next ones go away from it until the cut
+  /// lies between two, then by turns on the line between these and in the middle.
   template <class Group>
-  PULSEINFER_HD cut search(std::int64_t guess, std::int64_t to_guess, const std::int32_t* rank,
-                           std::int64_t count, std::int64_t wanted, std::int64_t room,
-                           const Group& group) const {
+  PULSEINFER_HD cut find_cut(const std::int32_t* rank, std::int64_t usable, std::int64_t wanted,
+                             std::int64_t guess, const Group& group) const {
     std::int64_t low = 0;
     std::int64_t high = in_use - 1;  // it is between them, both included
     std::int64_t below_low = 0;
-    std::int64_t to_high = count;
+    std::int64_t to_high = usable;
     bool has_low = false;
     bool has_high = false;
-    std::int64_t stride = ranks.per_step;
     bool halve = false;
+    std::int64_t stride = ranks.per_step;
     while (true) {
-      if (to_guess > room) {
+      const std::int64_t to_guess =
+          count_up_to(rank, usable, static_cast<std::int32_t>(guess), group);
+      if (to_guess == wanted) return {static_cast<std::int32_t>(guess), wanted};
+      if (to_guess > wanted) {
         high = guess;
         to_high = to_guess;
         has_high = true;
@@ -216,21 +147,58 @@ struct resolve_row {
         below_low = to_guess;
         has_low = true;
       }
+      // So many are of one rank that no rank is a cut by itself.
       if (low >= high) return {static_cast<std::int32_t>(low), wanted - below_low};
       const std::int64_t width = high - low;
-      std::int64_t step = 0;
-      if (!has_high) {
-        step = stride;
-      } else if (!has_low) {
-        step = width > stride ? width - stride : 0;
-      } else {
+      std::int64_t step = stride;
+      if (has_low && has_high) {
         step = halve ? width / 2 : width * (wanted - below_low) / (to_high - below_low + 1);
         halve = !halve;
+      } else if (has_high) {
+        step = width > stride ? width - stride : 0;
       }
       stride *= 2;
       guess = low + (step < width ? step : width - 1);
-      to_guess = count_up_to(rank, count, static_cast<std::int32_t>(guess), group);
-      if (to_guess >= wanted && to_guess <= room) return {static_cast<std::int32_t>(guess), room};
+    }
+  }
+
+  /// Lists the slots that a cut lets through, in order.
+  template <class Group>
+  PULSEINFER_HD static void list_slots(const cut& at, const std::int32_t* rank, std::int64_t usable,
+                                       std::int32_t* listed, const Group& group) {
+    const auto through = [&](std::int64_t equals) {
+      return equals < at.equals ? equals : at.equals;
+    };
+    std::int64_t lower_before = 0;
+    std::int64_t equal_before = 0;
+    for (std::int64_t start = 0; start < usable; start += group.size() * run) {
+      const std::int64_t first = start + group.rank() * run;
+      const std::int64_t last = first + run < usable ? first + run : usable;
+      std::int32_t any = 0;  // negative where one of the run goes
+      if (last - first == run) {
+        for (std::int64_t i = 0; i < run; ++i) any |= rank[first + i] - at.rank - 1;
+      } else {
+        for (std::int64_t slot = first; slot < last; ++slot) any |= rank[slot] - at.rank - 1;
+      }
+      if (group.size() == 1 && any >= 0) continue;
+      std::int32_t lower = 0;
+      std::int32_t equal = 0;
+      for (std::int64_t slot = first; slot < last; ++slot) {
+        lower += rank[slot] < at.rank ? 1 : 0;
+        equal += rank[slot] == at.rank ? 1 : 0;
+      }
+      // Both in one scan.
+      const std::int64_t here = (std::int64_t{equal} << 32) + lower;
+      const std::int64_t before = group.scan(here);
+      const std::int64_t total = group.sum(here);
+      std::int64_t equals = equal_before + (before >> 32);
+      std::int64_t to = lower_before + (before & 0xffffffff) + through(equals);
+      for (std::int64_t slot = first; slot < last && any < 0; ++slot) {
+        const bool goes = rank[slot] < at.rank || (rank[slot] == at.rank && equals++ < at.equals);
+        if (goes) listed[to++] = static_cast<std::int32_t>(slot);
+      }
+      lower_before += total & 0xffffffff;
+      equal_before += total >> 32;
     }
   }
 
@@ -246,21 +214,21 @@ struct resolve_row {
 
   /// Each miss takes a victim's slot, in block order; slots become pages. Returns the misses.
   template <class Group>
-  PULSEINFER_HD std::int64_t place(std::int64_t row, std::int32_t* rank,
-                                   const std::int32_t* victims, std::int32_t now,
+  PULSEINFER_HD std::int64_t place(std::int64_t row, std::int32_t* rank, std::int32_t now,
                                    const Group& group) const {
     const std::int64_t request = requests[row];
     std::int32_t* const block_in = tables.block_in + request * tables.slots;
     std::int32_t* const slot_of = tables.slot_of + request * tables.max_blocks;
     const std::int32_t* const page_in = tables.page_in + request * tables.slots;
-    const std::int32_t* const new_rank = scratch + (4 * row + 1) * k;
+    const std::int32_t* const victims = scratch + 2 * row * k;
+    const std::int32_t* const new_rank = victims + k;
     std::int32_t* const row_pages = pages + row * k;
     const std::int64_t chosen = counts[row];
     std::int64_t placed = 0;
     for (std::int64_t start = 0; start < k; start += group.size()) {
       const std::int64_t i = start + group.rank();
-      const std::int32_t at = i < chosen ? row_pages[i] : -1;
-      const bool is_miss = at == missing;
+      const std::int32_t at = i < chosen ? row_pages[i] : 0;
+      const bool is_miss = at < 0;
       const std::int64_t place = placed + group.scan(is_miss ? 1 : 0);
       if (is_miss) {
         const std::int32_t slot = victims[place];

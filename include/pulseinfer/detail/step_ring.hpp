@@ -28,7 +28,7 @@ class step_ring {
   step_ring(Backend backend, const hot_buffer_options& options)
       : backend_(backend),
         count_(static_cast<std::size_t>(options.steps_in_flight)),
-        pages_(backend, 5 * count_ * row_units(options)),
+        pages_(backend, 3 * count_ * row_units(options)),
         misses_(backend, count_ * row_units(options)),
         counts_(backend, 2 * count_ * static_cast<std::size_t>(options.max_rows)),
         records_(std::make_unique<step_record[]>(count_)) {
@@ -44,7 +44,7 @@ class step_ring {
       r.device_miss_counts = counts_.device_data() + rows;
       r.chosen_counts = r.miss_counts + options.max_rows;
       r.device_chosen_counts = r.device_miss_counts + options.max_rows;
-      r.pages = pages_.data() + 5 * units;
+      r.pages = pages_.data() + 3 * units;
       r.scratch = r.pages + row_units(options);
       ended_.push_back(backend_.make_event());
     }
