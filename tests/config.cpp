@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -108,3 +109,18 @@ TEST_CASE("config: where the compiler may fuse, it still does not") {
 }
 
 static_assert(pulseinfer::word_bytes == 16);
+
+TEST_CASE("config: quotients and roots are rounded to nearest") {
+  for (const float a : random_floats(2000, 3)) {
+    for (const float b : {3.0f, -0.7f, 0x1.8p-20f}) {
+      // Of floats, the quotient and the root in double precision round to those in single.
+      CHECK(pulseinfer::detail::quotient(a, b) ==
+            static_cast<float>(static_cast<double>(a) / static_cast<double>(b)));
+    }
+    if (a >= 0) {
+      CHECK(pulseinfer::detail::square_root(a) ==
+            static_cast<float>(std::sqrt(static_cast<double>(a))));
+    }
+  }
+  CHECK(std::isnan(pulseinfer::detail::square_root(-1.0f)));
+}

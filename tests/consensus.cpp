@@ -13,9 +13,13 @@
 #include <numeric>
 #include <set>
 #include <stdexcept>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "pulseinfer/detail/exponential.hpp"
 #include "pulseinfer/detail/random.hpp"
+#include "support/allocations.hpp"
 #include "support/device_array.hpp"
 #include "support/keys.hpp"
 
@@ -41,6 +45,8 @@ struct shape {
   element_type keys = element_type::f16;
   element_type queries = element_type::f32;
   digest_kind kind = digest_kind::mean;
+  element_type digest = element_type::f32;
+  std::int32_t query_tokens = 1;
   std::vector<std::int32_t> tokens = {};  ///< of each request; all are rows, in this order
 };
 
@@ -67,9 +73,11 @@ class scene {
         digests_(machine, geometry_of(s),
                  {.kind = s.kind,
                   .max_requests = static_cast<std::int32_t>(s.tokens.size()),
-                  .max_blocks = max_blocks_}),
+                  .max_blocks = max_blocks_,
+                  .element = s.digest}),
         batch_(machine, 2 * s.tokens.size()),
-        queries_(s.tokens.size() * static_cast<std::size_t>(s.query_heads * s.head_dim)),
+        queries_(s.tokens.size() *
+                 static_cast<std::size_t>(s.query_tokens * s.query_heads * s.head_dim)),
         bytes_(4 * queries_.size()),
         device_queries_(machine, bytes_.size()) {
     // Row r is request n-1-r: rows are not requests.
@@ -90,11 +98,8 @@ class scene {
   test::key_cache<backend>& keys() { return keys_; }
   backend::stream& stream() { return stream_; }
   pulseinfer::digest_store<backend>& digests() { return digests_; }
-  float& query(std::size_t row, std::int32_t head, std::int32_t channel) {
-    return queries_[(row * static_cast<std::size_t>(shape_.query_heads) +
-                     static_cast<std::size_t>(head)) *
-                        static_cast<std::size_t>(shape_.head_dim) +
-                    static_cast<std::size_t>(channel)];
+  float& query(std::size_t row, std::int32_t head, std::int32_t channel, std::int32_t token = 0) {
+    return queries_[query_index(row, head, static_cast<std::size_t>(channel), token)];
   }
   void randomise(std::uint64_t seed) {
     keys_.randomise(seed);
@@ -115,10 +120,9 @@ class scene {
       if (shape_.queries == element_type::f32) {
         reinterpret_cast<float*>(bytes_.data())[i] = queries_[i];
       } else {
-        const std::uint16_t half =
-            shape_.queries == element_type::f16
-                ? pulseinfer::f16_from_float(queries_[i])
-                : static_cast<std::uint16_t>(pulseinfer::detail::bits_of(queries_[i]) >> 16);
+        const std::uint16_t half = shape_.queries == element_type::f16
+                                       ? pulseinfer::f16_from_float(queries_[i])
+                                       : pulseinfer::bf16_from_float(queries_[i]);
         reinterpret_cast<std::uint16_t*>(bytes_.data())[i] = half;
       }
     }
@@ -132,12 +136,23 @@ class scene {
             .device_tokens = batch_.data() + requests_.size(),
             .max_tokens = most};
   }
-  pulseinfer::query_view queries() const { return {device_queries_.data(), shape_.queries}; }
+  pulseinfer::query_view queries() const {
+    return {device_queries_.data(), shape_.queries, shape_.query_tokens};
+  }
   std::int64_t max_blocks() const { return max_blocks_; }
 
   lists select(const consensus_options& options) {
     pulseinfer::consensus_selector<backend> selector(machine_, digests_, options);
     return download(selector.select(0, batch(), queries(), stream_));
+  }
+  /// The first elements of an array in device memory.
+  template <class T>
+  std::vector<T> download(const T* array, std::size_t size) {
+    const test::pinned_array<T, backend> values(machine_, size);
+    machine_.copy_async(values.data(), array, values.bytes(),
+                        pulseinfer::copy_direction::device_to_host, stream_);
+    machine_.sync(stream_);
+    return values.values();
   }
   lists download(const pulseinfer::selection& chosen) {
     const auto count = static_cast<std::size_t>(chosen.lists);
@@ -160,20 +175,22 @@ class scene {
     return found;
   }
 
-  /// The score of every head for a block, as the library computes it, or in double precision.
+  /// The score of every query for a block, as the library computes it, or in double precision: head
+  /// by head, and of a head token by token.
   template <class Number>
-  std::vector<Number> head_scores(std::size_t row, std::int32_t block) const {
+  std::vector<Number> query_scores(std::size_t row, std::int32_t block) const {
     using pulseinfer::detail::product;
     using pulseinfer::detail::sum;
     const std::int32_t request = requests_[row];
-    const auto digest = keys_.digest(shape_.kind, 0, request, block);
+    const auto digest = keys_.stored_digest(shape_.kind, shape_.digest, 0, request, block);
     std::vector<Number> scores;
     const auto dim = static_cast<std::size_t>(shape_.head_dim);
     const std::int32_t heads_per_kv = shape_.query_heads / shape_.kv_heads;
-    for (std::int32_t head = 0; head < shape_.query_heads; ++head) {
+    for (std::int32_t column = 0; column < shape_.query_heads * shape_.query_tokens; ++column) {
+      const std::int32_t head = column / shape_.query_tokens;
       Number score = 0;
       for (std::size_t c = 0; c < dim; ++c) {
-        const auto q = query_as_stored(row, head, c);
+        const auto q = query_as_stored(row, head, c, column % shape_.query_tokens);
         const std::size_t at = static_cast<std::size_t>(head / heads_per_kv) * dim + c;
         const bool upper = shape_.kind == digest_kind::min_max && q >= 0.0f;
         const float d = digest[upper ? at + static_cast<std::size_t>(keys_.channels()) : at];
@@ -193,54 +210,162 @@ class scene {
     return scores;
   }
 
-  /// What is chosen by the rule, slowly: list r * head_groups + g.
-  lists expected(const consensus_options& o) const {
-    lists found;
-    for (std::size_t row = 0; row < requests_.size(); ++row) {
-      const std::int32_t full =
-          shape_.tokens[static_cast<std::size_t>(requests_[row])] / block_tokens;
-      for (std::int32_t group = 0; group < o.head_groups; ++group) {
-        std::vector<std::pair<float, std::int32_t>> candidates;
-        for (std::int32_t block = o.sink_blocks; block < full - o.window_blocks; ++block) {
-          candidates.emplace_back(consensus(head_scores<float>(row, block), group, o), block);
-        }
-        std::stable_sort(candidates.begin(), candidates.end(),
-                         [](const auto& a, const auto& b) { return a.first > b.first; });
-        if (candidates.size() > static_cast<std::size_t>(o.budget_blocks)) {
-          candidates.resize(static_cast<std::size_t>(o.budget_blocks));
-        }
-        auto& list = found.emplace_back();
-        for (const auto& candidate : candidates) list.push_back(candidate.second);
-        std::sort(list.begin(), list.end());
+  [[nodiscard]] std::int32_t full_blocks(std::size_t row) const {
+    return shape_.tokens[static_cast<std::size_t>(requests_[row])] / block_tokens;
+  }
+  /// What the rule makes of each block of a row, as the library computes it: [group][block], NaN
+  /// where the block may not be chosen.
+  std::vector<std::vector<float>> joined(std::size_t row, const consensus_options& o) const {
+    const std::int32_t full = full_blocks(row);
+    std::vector<std::vector<float>> columns;  // [block][column]
+    for (std::int32_t block = 0; block < full; ++block) {
+      columns.push_back(query_scores<float>(row, block));
+    }
+    if (o.normalisation != pulseinfer::score_normalisation::none) {
+      const bool is_context = o.normalisation == pulseinfer::score_normalisation::context;
+      normalise(columns, is_context ? 0 : o.sink_blocks,
+                is_context ? full : full - o.window_blocks);
+    }
+    std::vector<std::vector<float>> found;
+    for (std::int32_t group = 0; group < o.head_groups; ++group) {
+      auto& of_group = found.emplace_back(static_cast<std::size_t>(full), not_a_number);
+      for (std::int32_t block = o.sink_blocks; block < full - o.window_blocks; ++block) {
+        of_group[static_cast<std::size_t>(block)] =
+            consensus(columns[static_cast<std::size_t>(block)], group, o);
       }
     }
     return found;
   }
-
-  static float consensus(const std::vector<float>& scores, std::int32_t group,
-                         const consensus_options& o) {
+  /// Softmax of each column over blocks [first, last).
+  static void normalise(std::vector<std::vector<float>>& columns, std::int32_t first,
+                        std::int32_t last) {
+    if (first >= last) return;
+    for (std::size_t column = 0; column < columns[0].size(); ++column) {
+      float most = -std::numeric_limits<float>::infinity();
+      for (auto b = static_cast<std::size_t>(first); b < static_cast<std::size_t>(last); ++b) {
+        most = std::max(most, columns[b][column]);
+      }
+      float partial[64] = {};
+      for (auto b = static_cast<std::size_t>(first); b < static_cast<std::size_t>(last); ++b) {
+        float& score = columns[b][column];
+        score = pulseinfer::detail::exponential(score - most);
+        partial[b % 64] += score;
+      }
+      float total = 0.0f;
+      for (const float p : partial) total += p;
+      for (auto& block : columns) {
+        block[column] = pulseinfer::detail::product(block[column], 1.0f / total);
+      }
+    }
+  }
+  /// Queries that share a KV head and a group are joined first, where scores are not kept apart.
+  float consensus(const std::vector<float>& scores, std::int32_t group,
+                  const consensus_options& o) const {
+    using pulseinfer::consensus_rule;
     using pulseinfer::detail::product;
     using pulseinfer::detail::sum;
-    const std::int32_t heads = o.query_heads / o.head_groups;
-    const auto first = static_cast<std::size_t>(group * heads);
-    float most = scores[first];
+    const std::int32_t queries = o.query_heads / o.head_groups * shape_.query_tokens;
+    const bool apart = o.is_normalised() || o.has_votes();
+    const std::int32_t piece =
+        apart ? 1
+              : std::gcd(o.query_heads / shape_.kv_heads, o.query_heads / o.head_groups) *
+                    shape_.query_tokens;
+    const std::int32_t first = group * queries;
+    float most = scores[static_cast<std::size_t>(first)];
     float total = 0.0f;
-    for (std::size_t h = first; h < first + static_cast<std::size_t>(heads); ++h) {
-      most = std::max(most, scores[h]);
-      total = sum(total, scores[h]);
+    for (std::int32_t start = first; start < first + queries; start += piece) {
+      float of_piece = 0.0f;
+      for (std::int32_t i = start; i < start + piece; ++i) {
+        most = std::max(most, scores[static_cast<std::size_t>(i)]);
+        of_piece = sum(of_piece, scores[static_cast<std::size_t>(i)]);
+      }
+      total = sum(total, of_piece);
     }
-    const float mean = product(total, 1.0f / static_cast<float>(heads));
+    const float mean = product(total, 1.0f / static_cast<float>(queries));
+    if (o.rule == consensus_rule::mean) return mean;
+    if (o.rule == consensus_rule::max) return most;
     return sum(most, product(o.lambda, mean));
+  }
+  /// The best `k` blocks of some that have scores, ascending.
+  static std::vector<std::int32_t> best(const std::vector<float>& scores, std::int32_t k) {
+    std::vector<std::int32_t> ids;
+    for (std::size_t b = 0; b < scores.size(); ++b) {
+      if (!std::isnan(scores[b])) ids.push_back(static_cast<std::int32_t>(b));
+    }
+    std::stable_sort(ids.begin(), ids.end(), [&](std::int32_t a, std::int32_t b) {
+      return scores[static_cast<std::size_t>(a)] > scores[static_cast<std::size_t>(b)];
+    });
+    if (ids.size() > static_cast<std::size_t>(k)) ids.resize(static_cast<std::size_t>(k));
+    std::sort(ids.begin(), ids.end());
+    return ids;
+  }
+
+  /// What is chosen by the rule, slowly: list r * head_groups + g.
+  lists expected(const consensus_options& o) const {
+    lists found;
+    for (std::size_t row = 0; row < requests_.size(); ++row) {
+      auto scores = joined(row, o);
+      for (std::int32_t group = 0; group < o.head_groups; ++group) {
+        auto& of_group = scores[static_cast<std::size_t>(group)];
+        if (o.has_votes()) add_votes(row, group, o, of_group);
+        found.push_back(best(of_group, o.budget_blocks));
+      }
+    }
+    return found;
+  }
+  /// Turns scores into votes + a place among the blocks, below 1; blocks without votes go where only
+  /// voted ones stay.
+  void add_votes(std::size_t row, std::int32_t group, const consensus_options& o,
+                 std::vector<float>& of_group) const {
+    const std::int32_t queries = o.query_heads / o.head_groups * shape_.query_tokens;
+    std::vector<std::vector<float>> columns(static_cast<std::size_t>(queries));
+    for (std::size_t b = 0; b < of_group.size(); ++b) {
+      const auto all = query_scores<float>(row, static_cast<std::int32_t>(b));
+      for (std::int32_t i = 0; i < queries; ++i) {
+        columns[static_cast<std::size_t>(i)].push_back(
+            std::isnan(of_group[b]) ? not_a_number
+                                    : all[static_cast<std::size_t>(group * queries + i)]);
+      }
+    }
+    std::vector<int> votes(of_group.size());
+    for (const auto& column : columns) {
+      for (const std::int32_t id : best(column, o.head_blocks)) {
+        ++votes[static_cast<std::size_t>(id)];
+      }
+    }
+    std::vector<float> order = of_group;  // of scores that are equal in 20 bits none is better
+    for (float& score : order) {
+      const std::uint32_t bits = pulseinfer::ordered_score_bits(score) >> 12;
+      score = std::isnan(score) ? score : static_cast<float>(bits) * 0x1p-20f;
+    }
+    for (std::size_t b = 0; b < of_group.size(); ++b) {
+      if (std::isnan(of_group[b])) continue;
+      // In double precision both parts would stand side by side; votes are few here.
+      of_group[b] = static_cast<float>(votes[b]) + static_cast<float>(rank_of(order, b)) * 0x1p-10f;
+      const bool stays = o.rule == pulseinfer::consensus_rule::vote || votes[b] > 0;
+      if (!stays) of_group[b] = not_a_number;
+    }
+  }
+  static std::ptrdiff_t rank_of(const std::vector<float>& scores, std::size_t at) {
+    return std::count_if(scores.begin(), scores.end(),
+                         [&](float other) { return other < scores[at]; });
   }
 
  private:
-  float query_as_stored(std::size_t row, std::int32_t head, std::size_t channel) const {
-    const std::size_t index =
-        (row * static_cast<std::size_t>(shape_.query_heads) + static_cast<std::size_t>(head)) *
-            static_cast<std::size_t>(shape_.head_dim) +
-        channel;
-    return pulseinfer::load_element(bytes_.data(), static_cast<std::int64_t>(index),
-                                    shape_.queries);
+  std::size_t query_index(std::size_t row, std::int32_t head, std::size_t channel,
+                          std::int32_t token) const {
+    const std::size_t of_token =
+        row * static_cast<std::size_t>(shape_.query_tokens) + static_cast<std::size_t>(token);
+    return (of_token * static_cast<std::size_t>(shape_.query_heads) +
+            static_cast<std::size_t>(head)) *
+               static_cast<std::size_t>(shape_.head_dim) +
+           channel;
+  }
+  float query_as_stored(std::size_t row, std::int32_t head, std::size_t channel,
+                        std::int32_t token) const {
+    return pulseinfer::load_element(
+        bytes_.data(), static_cast<std::int64_t>(query_index(row, head, channel, token)),
+        shape_.queries);
   }
 
   backend machine_;
@@ -381,33 +506,17 @@ TEST_CASE("consensus: scores are equal to the bit, and near those of double prec
         s.randomise(6);
         s.upload();
         const consensus_options o{.query_heads = 18, .lambda = 0.37f};
-        const std::int32_t bounds[] = {1, 65};
-        test::device_array<std::int32_t, backend> ranges(machine, {bounds[0], bounds[1]},
-                                                         s.stream());
-        test::device_array<std::uint64_t, backend> keys(machine, std::vector<std::uint64_t>(66, 7),
-                                                        s.stream());
-        machine.for_each({2, pulseinfer::tile_blocks}, {}, 0,
-                         pulseinfer::score_blocks{.digest = s.digests().view(0),
-                                                  .queries = s.queries(),
-                                                  .requests = s.batch().device_requests,
-                                                  .begin = ranges.data(),
-                                                  .end = ranges.data() + 1,
-                                                  .tiles = 2,
-                                                  .query_heads = 18,
-                                                  .head_groups = 1,
-                                                  .scale = 1.0f / std::sqrt(6.0f),
-                                                  .lambda = o.lambda,
-                                                  .keys = keys.data(),
-                                                  .key_stride = 66},
-                         s.stream());
-        const auto found = keys.download(s.stream());
-        CHECK(found[0] == 7);  // outside the range: not touched
-        CHECK(found[65] == 7);
-        for (std::int32_t block = 1; block < 65; ++block) {
-          const auto scores = s.head_scores<float>(0, block);
+        pulseinfer::consensus_selector<backend> selector(machine, s.digests(), o);
+        const auto scores = selector.score(0, s.batch(), s.queries(), s.stream());
+        CHECK(scores.lists == 1);
+        CHECK(scores.blocks == 66);
+        CHECK(scores.masses == nullptr);
+        const auto found = s.download(scores.keys.keys, 66);
+        for (std::int32_t block = 1; block < 64; ++block) {
+          const auto each_score = s.query_scores<float>(0, block);
           const std::uint64_t key = found[static_cast<std::size_t>(block)];
-          CHECK(key == pulseinfer::top_k_key(scene::consensus(scores, 0, o), block));
-          const auto exact = s.head_scores<double>(0, block);
+          CHECK(key == pulseinfer::top_k_key(s.consensus(each_score, 0, o), block));
+          const auto exact = s.query_scores<double>(0, block);
           double total = 0;
           for (const double score : exact) total += score / 18;
           const double consensus =
@@ -417,6 +526,150 @@ TEST_CASE("consensus: scores are equal to the bit, and near those of double prec
       }
     }
   });
+}
+
+TEST_CASE("consensus: every rule, over heads and tokens, raw and as shares of attention") {
+  using pulseinfer::consensus_rule;
+  using pulseinfer::score_normalisation;
+  each([](backend machine) {
+    scene s(machine, {.query_heads = 6,
+                      .kv_heads = 2,
+                      .digest = element_type::f16,
+                      .query_tokens = 2,
+                      .tokens = {70 * block_tokens, 9 * block_tokens + 1}});
+    s.randomise(12);
+    s.upload();
+    for (const consensus_rule rule :
+         {consensus_rule::max_mean, consensus_rule::mean, consensus_rule::max, consensus_rule::vote,
+          consensus_rule::union_of_heads}) {
+      for (const score_normalisation normalisation :
+           {score_normalisation::none, score_normalisation::candidates,
+            score_normalisation::context}) {
+        for (const std::int32_t groups : {1, 2, 3, 6}) {
+          CAPTURE(static_cast<int>(rule));
+          CAPTURE(static_cast<int>(normalisation));
+          CAPTURE(groups);
+          const consensus_options o{.query_heads = 6,
+                                    .budget_blocks = 12,
+                                    .sink_blocks = 2,
+                                    .window_blocks = 3,
+                                    .head_groups = groups,
+                                    .max_rows = 2,
+                                    .query_tokens = 2,
+                                    .rule = rule,
+                                    .normalisation = normalisation,
+                                    .head_blocks = 3};
+          CHECK((s.select(o) == s.expected(o)));
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("consensus: digests of every element, MHA and one latent for many heads") {
+  each([](backend machine) {
+    struct ratio {
+      std::int32_t query_heads, kv_heads, head_dim;
+    };
+    for (const ratio r : {ratio{4, 4, 6}, ratio{32, 1, 18}, ratio{4, 2, 5}}) {
+      for (const element_type element : {element_type::f32, element_type::f16, element_type::bf16,
+                                         element_type::f8_e4m3, element_type::i8}) {
+        for (const digest_kind kind : {digest_kind::mean, digest_kind::min_max}) {
+          CAPTURE(r.query_heads);
+          CAPTURE(static_cast<int>(element));
+          scene s(machine, {.query_heads = r.query_heads,
+                            .kv_heads = r.kv_heads,
+                            .head_dim = r.head_dim,
+                            .kind = kind,
+                            .digest = element,
+                            .tokens = {40}});
+          s.randomise(13);
+          s.upload();
+          const consensus_options o{.query_heads = r.query_heads,
+                                    .budget_blocks = 3,
+                                    .head_groups = r.kv_heads,
+                                    .max_rows = 1};
+          CHECK((s.select(o) == s.expected(o)));
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("consensus: masses are shares of attention, in double precision too") {
+  using pulseinfer::score_normalisation;
+  each([](backend machine) {
+    scene s(machine, {.query_heads = 4, .kv_heads = 2, .tokens = {66 * block_tokens, 20}});
+    s.randomise(14);
+    s.upload(64);  // a tile: the last two blocks of request 0 have no digest
+    for (const auto normalisation :
+         {score_normalisation::candidates, score_normalisation::context}) {
+      const consensus_options o{.query_heads = 4,
+                                .budget_blocks = 4,
+                                .sink_blocks = 1,
+                                .window_blocks = 0,
+                                .head_groups = 2,
+                                .max_rows = 2,
+                                .normalisation = normalisation};
+      pulseinfer::consensus_selector<backend> selector(machine, s.digests(), o);
+      const auto scores = selector.score(0, s.batch(), s.queries(), s.stream());
+      REQUIRE(scores.masses != nullptr);
+      CHECK(scores.mass_stride == 128);
+      const auto masses =
+          s.download(scores.masses, static_cast<std::size_t>(scores.lists * scores.mass_stride));
+      const std::int32_t digested[] = {5, 64};  // row r is request 1 - r
+      for (std::int32_t row = 0; row < 2; ++row) {
+        const auto at = static_cast<std::size_t>(row);
+        const std::int32_t first = normalisation == score_normalisation::candidates ? 1 : 0;
+        std::vector<double> sums(4);
+        for (std::int32_t block = first; block < digested[row]; ++block) {
+          const auto exact = s.query_scores<double>(at, block);
+          for (std::size_t h = 0; h < 4; ++h) sums[h] += std::exp(exact[h]);
+        }
+        for (std::size_t group = 0; group < 2; ++group) {
+          const float* const of_list = masses.data() + (at * 2 + group) * 128;
+          double all = 0;
+          for (std::int32_t block = 1; block < digested[row]; ++block) {
+            const auto exact = s.query_scores<double>(at, block);
+            const double mass = (std::exp(exact[2 * group]) / sums[2 * group] +
+                                 std::exp(exact[2 * group + 1]) / sums[2 * group + 1]) /
+                                2;
+            CHECK(static_cast<double>(of_list[block]) == doctest::Approx(mass).epsilon(2e-5));
+            all += static_cast<double>(of_list[block]);
+          }
+          if (first == 1) CHECK(all == doctest::Approx(1.0));
+          if (row == 1) CHECK(of_list[65] == 0.0f);
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("consensus: a step allocates nothing, whatever the rule") {
+  // Real threads alone: a simulated machine allocates for itself.
+  if (std::string_view(test::backend_name) != "host") return;
+  backend machine = test::make_backend();
+  scene s(machine, {.query_heads = 4, .kv_heads = 2, .tokens = {100}});
+  s.randomise(15);
+  s.upload();
+  const pulseinfer::batch_view batch = s.batch();
+  for (const auto rule :
+       {pulseinfer::consensus_rule::max_mean, pulseinfer::consensus_rule::union_of_heads}) {
+    const consensus_options o{.query_heads = 4,
+                              .budget_blocks = 4,
+                              .max_rows = 1,
+                              .rule = rule,
+                              .normalisation = pulseinfer::score_normalisation::context};
+    pulseinfer::consensus_selector<backend> selector(machine, s.digests(), o);
+    std::uint64_t least = 1000;
+    for (int i = 0; i < 10; ++i) {
+      const std::uint64_t before = test::allocations();
+      (void)selector.select(0, batch, s.queries(), s.stream());
+      machine.sync(s.stream());
+      least = std::min(least, test::allocations() - before);
+    }
+    CHECK(least == 0);
+  }
 }
 
 TEST_CASE("consensus: ragged rows, sinks, windows and short contexts") {
@@ -561,6 +814,8 @@ TEST_CASE("consensus: what does not fit is refused") {
   refused(with([](auto& o) { o.lambda = -0.1f; }));
   refused(with([](auto& o) { o.lambda = not_a_number; }));
   refused(with([](auto& o) { o.lambda = std::numeric_limits<float>::infinity(); }));
+  refused(with([](auto& o) { o.query_tokens = 0; }));
+  refused(with([](auto& o) { o.head_blocks = 11; }));
 
   pulseinfer::consensus_selector<backend> selector(machine, s.digests(), fine);
   const pulseinfer::batch_view batch = s.batch();
@@ -572,6 +827,11 @@ TEST_CASE("consensus: what does not fit is refused") {
   CHECK_THROWS_AS(select(-1, batch, s.queries()), std::out_of_range);
   CHECK_THROWS_AS(select(1, batch, s.queries()), std::out_of_range);
   CHECK_THROWS_AS(select(0, batch, {}), std::invalid_argument);
+  pulseinfer::query_view several = s.queries();
+  several.tokens = 2;  // the selector has room for one
+  CHECK_THROWS_AS(select(0, batch, several), std::invalid_argument);
+  several.tokens = 0;
+  CHECK_THROWS_AS(select(0, batch, several), std::invalid_argument);
   pulseinfer::batch_view changed = batch;
   const std::vector<std::int32_t> three = {0, 1, 0};
   changed.requests = three;

@@ -44,13 +44,14 @@ struct read_digests {
   float* out;  ///< [blocks, parts, kv_heads * head_dim]
 
   PULSEINFER_HD void operator()(std::int64_t block, std::int64_t channel) const {
-    const std::int64_t head = channel / digest.head_dim;
-    const float* at = digest.find(request, block, head);
-    const std::int64_t all = std::int64_t{digest.kv_heads} * digest.head_dim;
+    const std::int64_t head = channel / digest.form.head_dim;
+    std::byte* const tile = digest.tile(request, block);
+    const std::int64_t all = std::int64_t{digest.form.kv_heads} * digest.form.head_dim;
     for (std::int64_t part = 0; part < parts; ++part) {
-      const std::int64_t offset =
-          part * digest.part_size() + channel % digest.head_dim * pulseinfer::tile_blocks;
-      out[(block * parts + part) * all + channel] = at == nullptr ? -12345.0f : at[offset];
+      out[(block * parts + part) * all + channel] =
+          tile == nullptr ? -12345.0f
+                          : digest.value(tile, part, head, channel % digest.form.head_dim,
+                                         block % pulseinfer::tile_blocks);
     }
   }
 };
@@ -61,8 +62,8 @@ std::vector<std::vector<float>> read(backend machine,
                                      std::int32_t layer, std::int32_t request, std::int64_t blocks,
                                      backend::stream& stream) {
   const auto view = digests.view(layer);
-  const std::int64_t parts = pulseinfer::digest_parts(view.kind);
-  const std::int64_t all = std::int64_t{view.kv_heads} * view.head_dim;
+  const std::int64_t parts = view.form.parts();
+  const std::int64_t all = std::int64_t{view.form.kv_heads} * view.form.head_dim;
   test::device_array<float, backend> out(machine, static_cast<std::size_t>(blocks * parts * all));
   machine.for_each({blocks, all}, {}, 0, read_digests{view, request, parts, out.data()}, stream);
   const std::vector<float> flat = out.download(stream);
@@ -137,6 +138,106 @@ TEST_CASE("digest: mean and bounds are those of the keys, for every element type
       }
     }
   });
+}
+
+TEST_CASE("digest: elements are rounded the same way on every machine") {
+  each([](backend machine) {
+    for (const digest_kind kind :
+         {digest_kind::mean, digest_kind::min_max, digest_kind::centre_distance}) {
+      for (const element_type element :
+           {element_type::f16, element_type::bf16, element_type::f8_e4m3, element_type::i8}) {
+        CAPTURE(static_cast<int>(kind));
+        CAPTURE(static_cast<int>(element));
+        scene s(machine, geometry, 1, 3);
+        s.keys.randomise(21);
+        s.keys.upload(s.stream);
+        pulseinfer::digest_store<backend> digests(
+            machine, geometry,
+            {.kind = kind, .max_requests = 1, .max_blocks = 3, .element = element});
+        CHECK(digests.form().element == element);
+        REQUIRE(digests.reserve(0, 3, s.stream));
+        digests.build(0, 0, 0, 3, s.keys.pool(), s.keys.device_table(), s.stream);
+        const auto found = read(machine, digests, 0, 0, 3, s.stream);
+        for (std::int64_t block = 0; block < 3; ++block) {
+          same_bits(found[static_cast<std::size_t>(block)],
+                    s.keys.stored_digest(kind, element, 0, 0, block));
+        }
+      }
+    }
+  });
+}
+
+TEST_CASE("digest: blocks being filled are digested token by token, as if built at once") {
+  each([](backend machine) {
+    for (const element_type element : {element_type::f32, element_type::i8}) {
+      scene s(machine, geometry, 3, 4);
+      s.keys.randomise(31);
+      s.keys.upload(s.stream);
+      const pulseinfer::digest_options options{.kind = digest_kind::centre_distance,
+                                               .max_requests = 3,
+                                               .max_blocks = 4,
+                                               .element = element};
+      pulseinfer::digest_store<backend> digests(machine, geometry, options);
+      pulseinfer::digest_store<backend> at_once(machine, geometry, options);
+      // Request 2 grows beside request 0; request 1 has no tile, and stays without.
+      REQUIRE(digests.reserve(0, 4, s.stream));
+      REQUIRE(digests.reserve(2, 4, s.stream));
+      const std::vector<std::int32_t> requests = {2, 1, 0};
+      test::device_array<std::int32_t, backend> rows(machine, requests, s.stream);
+      test::device_array<std::int32_t, backend> tokens(machine, 3);
+      for (std::int32_t held = 0; held <= 13; ++held) {
+        tokens.upload({held, 3, std::max(0, held - 2)}, s.stream);
+        digests.append(1,
+                       {.requests = requests,
+                        .device_requests = rows.data(),
+                        .device_tokens = tokens.data(),
+                        .max_tokens = held},
+                       1, s.keys.pool(), s.keys.device_table(), s.stream);
+        machine.sync(s.stream);
+      }
+      REQUIRE(at_once.reserve(0, 2, s.stream));
+      REQUIRE(at_once.reserve(2, 3, s.stream));
+      at_once.build(1, 0, 0, 2, s.keys.pool(), s.keys.device_table(), s.stream);
+      at_once.build(1, 2, 0, 3, s.keys.pool(), s.keys.device_table(), s.stream);
+      for (const std::int32_t request : {0, 2}) {
+        const std::int64_t full = request == 0 ? 2 : 3;
+        const auto found = read(machine, digests, 1, request, full, s.stream);
+        const auto should = read(machine, at_once, 1, request, full, s.stream);
+        for (std::size_t block = 0; block < static_cast<std::size_t>(full); ++block) {
+          same_bits(found[block], should[block]);
+        }
+      }
+      CHECK(read(machine, digests, 1, 1, 1, s.stream)[0][0] == nothing_there);
+    }
+  });
+}
+
+TEST_CASE("digest: an append that makes no sense is refused") {
+  backend machine = test::make_backend();
+  scene s(machine, geometry, 1, 4);
+  pulseinfer::digest_store<backend> digests(machine, geometry,
+                                            {.max_requests = 1, .max_blocks = 4});
+  const std::vector<std::int32_t> requests = {0};
+  test::device_array<std::int32_t, backend> zeros(machine, {0}, s.stream);
+  const pulseinfer::batch_view batch{
+      .requests = requests, .device_requests = zeros.data(), .device_tokens = zeros.data()};
+  const auto append = [&](std::int32_t layer, const pulseinfer::batch_view& b, std::int64_t count) {
+    digests.append(layer, b, count, s.keys.pool(), s.keys.device_table(), s.stream);
+  };
+  append(0, batch, 0);
+  append(0, batch, 16);
+  append(0, {}, 1);
+  CHECK_THROWS_AS(append(2, batch, 1), std::out_of_range);
+  CHECK_THROWS_AS(append(0, batch, -1), std::invalid_argument);
+  CHECK_THROWS_AS(append(0, batch, 17), std::invalid_argument);
+  const std::vector<std::int32_t> unknown = {1};
+  pulseinfer::batch_view other = batch;
+  other.requests = unknown;
+  CHECK_THROWS_AS(append(0, other, 1), std::out_of_range);
+  other = batch;
+  other.device_tokens = nullptr;
+  CHECK_THROWS_AS(append(0, other, 1), std::invalid_argument);
+  machine.sync(s.stream);
 }
 
 TEST_CASE("digest: ragged requests, blocks across the border of a tile") {
@@ -327,6 +428,8 @@ TEST_CASE("digest: options out of range are refused") {
   CHECK_THROWS_AS(make({.max_blocks = (1 << 24) + 1}), std::invalid_argument);
   CHECK_THROWS_AS(make({.max_requests = 2, .max_blocks = 65, .tiles = 5}), std::invalid_argument);
   CHECK_THROWS_AS(make({.max_requests = 2, .max_blocks = 65, .tiles = -1}), std::invalid_argument);
+  CHECK_THROWS_AS(make({.element = element_type::f8_e5m2}), std::invalid_argument);
+  CHECK_THROWS_AS(make({.kind = static_cast<digest_kind>(3)}), std::invalid_argument);
 }
 
 TEST_CASE("digest: quantised keys are scaled, in every order of a page and for head groups") {

@@ -219,3 +219,84 @@ TEST_CASE("element: FP8 E4M3 and E5M2, bit pattern by bit pattern") {
           static_cast<float>(numbers[i]));
   }
 }
+
+TEST_CASE("element: a float becomes the nearest bfloat16, ties go to even") {
+  std::int64_t wrong = 0;
+  for (std::uint32_t code = 0; code < 0x7f80; ++code) {
+    const std::uint32_t bits = code << 16;
+    for (const std::uint32_t sign : {0u, 0x80000000u}) {
+      const auto as = [&](std::uint32_t rest) {
+        return pulseinfer::bf16_from_float(float_of(sign | (bits + rest))) ^ (sign >> 16);
+      };
+      if (as(0) != code || as(0x7fff) != code || as(0x8001) != code + 1) ++wrong;
+      if (as(0x8000) != (code % 2 == 0 ? code : code + 1)) ++wrong;
+    }
+  }
+  CHECK(wrong == 0);
+  CHECK(pulseinfer::bf16_from_float(inf) == 0x7f80);
+  CHECK(pulseinfer::bf16_from_float(-inf) == 0xff80);
+  for (const std::uint32_t nan : {0x7f800001u, 0xffc00000u, 0x7fffffffu}) {
+    CHECK((pulseinfer::bf16_from_float(float_of(nan)) & 0x7fff) > 0x7f80);
+  }
+}
+
+TEST_CASE("element: a float becomes the nearest FP8 E4M3, ties go to even, up to 448") {
+  const auto value = [](std::uint32_t code) {
+    return pulseinfer::float_from_f8_e4m3(static_cast<std::uint8_t>(code));
+  };
+  const auto code_of = [](float number) {
+    return std::uint32_t{pulseinfer::f8_e4m3_from_float(number)};
+  };
+  for (std::uint32_t code = 0; code < 0x7e; ++code) {
+    CAPTURE(code);
+    const float tie = (value(code) + value(code + 1)) / 2;  // exact
+    const std::uint32_t even = code % 2 == 0 ? code : code + 1;
+    for (const std::uint32_t sign : {0u, 0x80u}) {
+      const float s = sign == 0 ? 1.0f : -1.0f;
+      CHECK(code_of(s * value(code)) == (sign | code));
+      CHECK(code_of(s * tie) == (sign | even));
+      CHECK(code_of(s * std::nextafter(tie, 0.0f)) == (sign | code));
+      CHECK(code_of(s * std::nextafter(tie, inf)) == (sign | (code + 1)));
+    }
+  }
+  for (const float large : {448.0f, 463.9f, 464.0f, 480.0f, 1e30f, inf}) {
+    CHECK(code_of(large) == 0x7e);
+    CHECK(code_of(-large) == 0xfe);
+  }
+  CHECK(code_of(0x1p-149f) == 0);
+  CHECK((code_of(std::numeric_limits<float>::quiet_NaN()) & 0x7f) == 0x7f);
+}
+
+TEST_CASE("element: a float becomes the nearest integer of [-127, 127], ties go to even") {
+  const auto as = [](float value) { return int{pulseinfer::i8_from_float(value)}; };
+  for (int i = -127; i < 127; ++i) {
+    const auto number = static_cast<float>(i);
+    CHECK(as(number) == i);
+    CHECK(as(number + 0.5f) == (i % 2 == 0 ? i : i + 1));
+    CHECK(as(std::nextafter(number + 0.5f, -inf)) == i);
+    CHECK(as(std::nextafter(number + 0.5f, inf)) == i + 1);
+  }
+  for (const float large : {127.0f, 127.6f, 1e9f, 3e38f, inf}) {
+    CHECK(as(large) == 127);
+    CHECK(as(-large) == -127);
+  }
+  CHECK(as(std::numeric_limits<float>::quiet_NaN()) == 0);
+  CHECK(as(-0.0f) == 0);
+}
+
+TEST_CASE("element: what is stored is what is read, and nothing beside it") {
+  for (const element_type type : {element_type::f32, element_type::f16, element_type::bf16,
+                                  element_type::f8_e4m3, element_type::i8}) {
+    const std::int64_t bytes = pulseinfer::element_bytes(type);
+    std::vector<std::uint32_t> memory(3, 0x55555555u);
+    pulseinfer::store_element(memory.data() + 1, type, -3.0f);
+    CHECK(pulseinfer::load_element(memory.data() + 1, type) == -3.0f);
+    CHECK(memory[0] == 0x55555555u);
+    CHECK(memory[2] == 0x55555555u);
+    const std::uint32_t beside = bytes < 4 ? ~0u << (8 * bytes) : 0;
+    CHECK((memory[1] & beside) == (0x55555555u & beside));
+  }
+  std::uint32_t untouched = 7;
+  pulseinfer::store_element(&untouched, element_type::f8_e5m2, 1.0f);
+  CHECK(untouched == 7);
+}

@@ -77,5 +77,23 @@ PULSEINFER_HD inline float sum(float a, float b) {
 #endif
 }
 
+/// a / b, rounded to nearest, on a device too, whatever it is compiled with.
+PULSEINFER_HD inline float quotient(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fdiv_rn(a, b);
+#else
+  return a / b;
+#endif
+}
+
+/// The square root, rounded to nearest; of a negative number it is NaN.
+PULSEINFER_HD inline float square_root(float value) {
+#if defined(__CUDA_ARCH__)
+  return __fsqrt_rn(value);
+#else
+  return __builtin_sqrtf(value);
+#endif
+}
+
 }  // namespace detail
 }  // namespace pulseinfer

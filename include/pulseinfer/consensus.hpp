@@ -2,165 +2,68 @@
 /// @file
 /// SoloHead: which blocks a step reads, chosen once for all query heads that share a unit.
 ///
-/// Every query head h scores every block b from its digest; a group of heads then agrees on
+/// Every query scores every block from its digest (score.hpp); a group of heads then agrees on one
+/// number a block, by default
 ///     S(b) = max_h S(h, b) + lambda * mean_h S(h, b)
-/// and takes the k best. Scores are logits (q . digest / sqrt(head_dim)), summed channel by channel
-/// in one order without fused operations, so that every machine and backend selects the same
-/// blocks.
+/// and takes the k best. Scores are logits, or shares of attention (score_mass.hpp). All of it is
+/// computed in one order without fused operations, so that every machine and backend selects the
+/// same blocks.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <span>
-#include <type_traits>
-#include <utility>
+#include <numeric>
 
 #include "pulseinfer/batch.hpp"
 #include "pulseinfer/buffer.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/config.hpp"
+#include "pulseinfer/consensus_rule.hpp"
 #include "pulseinfer/digest.hpp"
 #include "pulseinfer/error.hpp"
+#include "pulseinfer/layout.hpp"
+#include "pulseinfer/score.hpp"
+#include "pulseinfer/score_mass.hpp"
+#include "pulseinfer/selection.hpp"
 #include "pulseinfer/top_k.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
-/// Queries of one layer, as kernels see them: [rows, query_heads, head_dim], dense, device memory.
-struct query_view {
-  const void* data = nullptr;
-  element_type element = element_type::f32;
-};
-
 namespace detail {
 
 /// Kernel body: the blocks that row r may choose from, [sinks, full blocks - window), once for each
-/// head group.
+/// of its lists, and its full blocks.
 struct find_candidates {
   const std::int32_t* tokens;  ///< [rows]
   std::int32_t block_tokens;
   std::int32_t sinks;
   std::int32_t window;
-  std::int32_t head_groups;
+  std::int32_t lists;  ///< a row
   std::int32_t max_blocks;
-  std::int32_t* begin;  ///< [rows * head_groups]
+  std::int32_t* begin;  ///< [rows * lists]
   std::int32_t* end;
+  std::int32_t* full;  ///< [rows]
 
-  PULSEINFER_HD void operator()(std::int64_t row, std::int64_t group) const {
-    std::int32_t full = tokens[row] / block_tokens;
-    if (full > max_blocks) full = max_blocks;
-    const std::int32_t last = full - window;
-    begin[row * head_groups + group] = sinks;
-    end[row * head_groups + group] = last > sinks ? last : sinks;
+  PULSEINFER_HD void operator()(std::int64_t row, std::int64_t list) const {
+    std::int32_t blocks = tokens[row] / block_tokens;
+    if (blocks > max_blocks) blocks = max_blocks;
+    const std::int32_t last = blocks - window;
+    begin[row * lists + list] = sinks;
+    end[row * lists + list] = last > sinks ? last : sinks;
+    if (list == 0) full[row] = blocks;
   }
 };
 
 }  // namespace detail
 
-/// Kernel body: scores block `unit` of tile `i` for one row and head group, and packs the consensus
-/// into a key.
-///
-/// `mean` digests score q . mean; `min_max` digests the largest value that q . key can take inside
-/// the bounds.
-struct score_blocks {
-  static constexpr int max_heads_at_once = 8;
-
-  digest_view digest;
-  query_view queries;
-  const std::int32_t* requests;  ///< [rows]
-  const std::int32_t* begin;     ///< [rows * head_groups]
-  const std::int32_t* end;
-  std::int64_t tiles;  ///< tiles a row, at most
-  std::int32_t query_heads;
-  std::int32_t head_groups;
-  float scale;
-  float lambda;
-  std::uint64_t* keys;  ///< [rows * head_groups, key_stride]
-  std::int64_t key_stride;
-
-  PULSEINFER_HD void operator()(std::int64_t i, std::int64_t unit) const {
-    const std::int64_t list = i / tiles;
-    const std::int64_t block = (i % tiles) * tile_blocks + unit;
-    if (block < begin[list] || block >= end[list]) return;
-    const std::int64_t row = list / head_groups;
-    const std::int32_t heads = query_heads / head_groups;
-    const std::int32_t first = static_cast<std::int32_t>(list % head_groups) * heads;
-    const std::int32_t heads_per_kv = query_heads / digest.kv_heads;
-
-    float most = 0.0f;
-    float total = 0.0f;
-    std::int32_t head = first;
-    while (head < first + heads) {
-      // The query heads of one KV head read its digest together.
-      const std::int32_t kv_head = head / heads_per_kv;
-      std::int32_t together = (kv_head + 1) * heads_per_kv - head;
-      if (together > first + heads - head) together = first + heads - head;
-      if (together > max_heads_at_once) together = max_heads_at_once;
-      float score[max_heads_at_once];
-      score_heads(requests[row], row, block, kv_head, head, together, score);
-      for (std::int32_t h = 0; h < together; ++h) {
-        const float value = detail::product(score[h], scale);
-        // Written so that a NaN stays: comparisons with one are false.
-        most = head + h == first || !(value <= most) ? value : most;
-        total = detail::sum(total, value);
-      }
-      head += together;
-    }
-    const float mean = detail::product(total, 1.0f / static_cast<float>(heads));
-    const float consensus = detail::sum(most, detail::product(lambda, mean));
-    keys[list * key_stride + block] = top_k_key(consensus, static_cast<std::int32_t>(block));
-  }
-
- private:
-  PULSEINFER_HD void score_heads(std::int64_t request, std::int64_t row, std::int64_t block,
-                                 std::int32_t kv_head, std::int32_t head, std::int32_t together,
-                                 float* score) const {
-    const std::int64_t dim = digest.head_dim;
-    const float* at = digest.find(request, block, kv_head);
-    // A block without a digest ranks last: NaN does.
-    const float start = at == nullptr ? detail::float_of(0x7fc00000u) : 0.0f;
-    for (std::int32_t h = 0; h < together; ++h) score[h] = start;
-    if (at == nullptr) return;
-    const float* upper = at + digest.part_size();
-    for (std::int64_t channel = 0; channel < dim; ++channel) {
-      const float low = at[channel * tile_blocks];
-      const float high = digest.kind == digest_kind::min_max ? upper[channel * tile_blocks] : low;
-      for (std::int32_t h = 0; h < together; ++h) {
-        const std::int64_t index = (row * query_heads + head + h) * dim + channel;
-        const float q = load_element(queries.data, index, queries.element);
-        score[h] = detail::sum(score[h], detail::product(q, q < 0.0f ? low : high));
-      }
-    }
-  }
-};
-static_assert(std::is_trivially_copyable_v<score_blocks>);
-
-/// What was chosen, in device memory: ids [lists, k] of blocks, ascending, unique, padded with -1,
-/// and how many. List r * head_groups + g is group g of row r. Valid until the selector's next
-/// `select`.
-struct selection {
-  const std::int32_t* ids = nullptr;
-  const std::int32_t* counts = nullptr;
-  std::int32_t lists = 0;
-  std::int32_t k = 0;
-};
-
-/// What a selector chooses. Buffers are sized by it once.
-struct consensus_options {
-  std::int32_t query_heads = 0;
-  std::int32_t budget_blocks = 64;  ///< k: blocks chosen beside those that are always in
-  std::int32_t sink_blocks = 1;     ///< first blocks, always in, never chosen
-  std::int32_t window_blocks = 2;   ///< last full blocks, always in, never chosen
-  std::int32_t head_groups =
-      1;  ///< lists a row: 1 (a list a layer), kv_heads, or query_heads (every head alone)
-  float lambda = 0.5f;
-  std::int32_t max_rows = 16;
-};
-
 /// Chooses the blocks of a step.
 ///
 /// @par Threads  one at a time
-/// @par Cost     the digests of the batch are read once; nothing is allocated
+/// @par Cost     the digests of the batch are read once; nothing is allocated. Device memory: of
+///               each row and block 8 bytes a KV head, or, where scores are normalised or vote, 4
+///               bytes a query (12 where they vote); and 8 a list
 /// @see the source guide's "SoloHead Sparse Selection"
 template <backend Backend>
 class consensus_selector {
@@ -176,13 +79,25 @@ class consensus_selector {
                      const consensus_options& options)
       : backend_(backend),
         digests_(&digests),
-        options_(checked_options(digests, options)),
-        keys_(backend, lists() * static_cast<std::size_t>(digests.max_blocks())),
-        ranges_(backend, 2 * lists()),
-        ids_(backend, lists() * static_cast<std::size_t>(options.budget_blocks)),
-        counts_(backend, lists()),
-        workspace_(backend,
-                   backend_.top_k_workspace_bytes(shape(options.max_rows, digests.max_blocks()))) {}
+        options_(checked(options, digests.geometry(), digests.max_blocks())),
+        queries_(backend, elements(columns(options_.query_tokens).kv_heads,
+                                   columns(options_.query_tokens).size())),
+        most_(backend, elements(pieces(options_.query_tokens), stride())),
+        total_(backend, scores_alone() ? 0 : most_.size()),
+        partial_(backend,
+                 is_normalised() ? elements(pieces(options_.query_tokens), tile_blocks) : 0),
+        factor_(backend, is_normalised() ? elements(pieces(options_.query_tokens), 1) : 0),
+        masses_(backend, is_normalised() ? elements(options_.head_groups, stride()) : 0),
+        keys_(backend, elements(options_.head_groups, digests.max_blocks())),
+        ranges_(backend, 2 * elements(options_.head_groups, 1) + 3 * elements(1, 1)),
+        ids_(backend, elements(options_.head_groups, options_.budget_blocks)),
+        counts_(backend, elements(options_.head_groups, 1)),
+        vote_keys_(backend,
+                   has_votes() ? elements(pieces(options_.query_tokens), digests.max_blocks()) : 0),
+        vote_ids_(backend,
+                  has_votes() ? elements(pieces(options_.query_tokens), options_.head_blocks) : 0),
+        vote_lists_(backend, has_votes() ? 3 * elements(pieces(options_.query_tokens), 1) : 0),
+        workspace_(backend, workspace_bytes()) {}
 
   [[nodiscard]] const consensus_options& options() const noexcept { return options_; }
 
@@ -193,98 +108,236 @@ class consensus_selector {
   ///
   /// @param layer    in [0, layers of the digests)
   /// @param batch    its device arrays are valid until the stream has got past this call
-  /// @param queries  [rows, query_heads, head_dim]; device memory, valid as long
+  /// @param queries  [rows, tokens, query_heads, head_dim]; device memory, valid as long
   /// @param stream   the writers of queries, batch and digests stand on it before this call
   /// @return lists that hold once the stream has got past this call, until the next `select`
   /// @throws std::invalid_argument, std::out_of_range  on a batch or layer that does not fit;
   ///         nothing is enqueued
   selection select(std::int32_t layer, const batch_view& batch, const query_view& queries,
                    typename Backend::stream_ref stream) {
+    const block_scores scores = score(layer, batch, queries, stream);
+    backend_.top_k({scores.lists, scores.blocks, options_.budget_blocks}, scores.keys, ids_.data(),
+                   counts_.data(), {workspace_.data(), workspace_.size()}, stream);
+    if (options_.rule == consensus_rule::union_of_heads) {
+      backend_.for_each_row(scores.lists, {}, ids_.bytes(),
+                            keep_voted{.keys = keys_.data(),
+                                       .key_stride = digests_->max_blocks(),
+                                       .ids = ids_.data(),
+                                       .k = options_.budget_blocks,
+                                       .counts = counts_.data()},
+                            stream);
+    }
+    return {ids_.data(), counts_.data(), scores.lists, options_.budget_blocks};
+  }
+
+  /// Enqueues scores and consensus alone, for who chooses by himself: as `select` in all else.
+  block_scores score(std::int32_t layer, const batch_view& batch, const query_view& queries,
+                     typename Backend::stream_ref stream) {
     const digest_view digest = digests_->view(layer);
     detail::check_batch("select", batch, options_.max_rows, digests_->max_requests());
     detail::expects(queries.data != nullptr || batch.rows() == 0, "select: queries is null");
+    detail::expects(queries.tokens >= 1 && queries.tokens <= options_.query_tokens,
+                    "select: queries have ", queries.tokens, " tokens, expected 1 to ",
+                    options_.query_tokens);
     const std::int64_t max_blocks = batch.max_tokens / digests_->geometry().block_tokens;
     detail::expects(batch.max_tokens >= 0 && max_blocks <= digests_->max_blocks(),
                     "select: max_tokens is ", batch.max_tokens, ", the digests hold ",
                     digests_->max_blocks(), " blocks of ", digests_->geometry().block_tokens);
     const std::int64_t rows = batch.rows();
-    const std::int32_t groups = options_.head_groups;
-    std::int32_t* begin = ranges_.data();
-    std::int32_t* end = ranges_.data() + lists();
-    backend_.for_each({rows, groups}, {}, static_cast<std::uint64_t>(rows * groups) * 12,
-                      detail::find_candidates{.tokens = batch.device_tokens,
-                                              .block_tokens = digests_->geometry().block_tokens,
-                                              .sinks = options_.sink_blocks,
-                                              .window = options_.window_blocks,
-                                              .head_groups = groups,
-                                              .max_blocks = static_cast<std::int32_t>(max_blocks),
-                                              .begin = begin,
-                                              .end = end},
-                      stream);
     const std::int64_t tiles = (max_blocks + tile_blocks - 1) / tile_blocks;
-    const auto tile_bytes =
-        static_cast<std::uint64_t>(digest_parts(digest.kind) * digest.part_size()) * sizeof(float);
+    const std::int32_t groups = options_.head_groups;
+    const row_ranges ranges = enqueue_ranges(batch, max_blocks, groups, ranges_.data(), stream);
     if (tiles > 0) {
-      backend_.for_each({rows * groups * tiles, tile_blocks}, {},
-                        static_cast<std::uint64_t>(rows * tiles) * tile_bytes,
+      const query_columns shape = columns(queries.tokens);
+      enqueue_queries(queries, shape, rows, digest.form.kind, stream);
+      const std::int64_t of_row = pieces(queries.tokens);
+      const std::int32_t piece =
+          static_cast<std::int32_t>(std::int64_t{shape.kv_heads} * shape.columns() / of_row);
+      backend_.for_each({rows * tiles * shape.kv_heads, tile_blocks / score_blocks::blocks_at_once},
+                        {}, static_cast<std::uint64_t>(rows * tiles * digest.form.tile_bytes()),
                         score_blocks{.digest = digest,
-                                     .queries = queries,
+                                     .shape = shape,
+                                     .queries = queries_.data(),
                                      .requests = batch.device_requests,
-                                     .begin = begin,
-                                     .end = end,
+                                     .full = ranges.full,
                                      .tiles = tiles,
-                                     .query_heads = options_.query_heads,
-                                     .head_groups = groups,
-                                     .scale = 1.0f / std::sqrt(static_cast<float>(digest.head_dim)),
-                                     .lambda = options_.lambda,
-                                     .keys = keys_.data(),
-                                     .key_stride = digests_->max_blocks()},
+                                     .piece = piece,
+                                     .scale = options_.logit_scale,
+                                     .most = most_.data(),
+                                     .total = total_.data(),
+                                     .stride = stride()},
+                        stream);
+      if (has_votes()) enqueue_votes(batch, max_blocks, of_row, stream);
+      if (is_normalised()) enqueue_softmax(rows, of_row, ranges, stream);
+      backend_.for_each({rows * groups * tiles, tile_blocks}, {},
+                        score_bytes(rows * of_row * tiles), join(of_row, tiles, queries, ranges),
                         stream);
     }
-    backend_.top_k(shape(rows, max_blocks), {keys_.data(), digests_->max_blocks(), begin, end},
-                   ids_.data(), counts_.data(), {workspace_.data(), workspace_.size()}, stream);
-    return {ids_.data(), counts_.data(), static_cast<std::int32_t>(rows) * groups,
-            options_.budget_blocks};
+    return {.keys = {keys_.data(), digests_->max_blocks(), ranges.begin, ranges.end},
+            .lists = static_cast<std::int32_t>(rows) * groups,
+            .blocks = max_blocks,
+            .masses = masses_.data(),
+            .mass_stride = stride()};
   }
 
  private:
-  static consensus_options checked_options(const digest_store<Backend>& digests,
-                                           const consensus_options& o) {
-    const auto check = [](const char* name, std::int64_t value, std::int64_t least,
-                          std::int64_t most) {
-      detail::expects(value >= least && value <= most, "consensus_selector: ", name, " is ", value,
-                      ", expected ", least, " to ", most);
+  struct row_ranges {
+    const std::int32_t* begin;      ///< [lists]
+    const std::int32_t* end;        ///< [lists]
+    const std::int32_t* full;       ///< [rows]
+    const std::int32_t* row_begin;  ///< [rows]
+    const std::int32_t* row_end;    ///< [rows]
+  };
+
+  [[nodiscard]] bool is_normalised() const noexcept { return options_.is_normalised(); }
+  [[nodiscard]] bool has_votes() const noexcept { return options_.has_votes(); }
+  /// True if the score of each query is kept; otherwise what several come to.
+  [[nodiscard]] bool scores_alone() const noexcept { return is_normalised() || has_votes(); }
+
+  [[nodiscard]] query_columns columns(std::int32_t tokens) const noexcept {
+    const kv_geometry& g = digests_->geometry();
+    return {g.kv_heads, g.head_dim, options_.query_heads / g.kv_heads, tokens};
+  }
+  /// Pieces of a row: the heads that share both a KV head and a group, or each query.
+  [[nodiscard]] std::int64_t pieces(std::int32_t tokens) const {
+    if (scores_alone()) return std::int64_t{options_.query_heads} * tokens;
+    return options_.query_heads / std::gcd(options_.query_heads / digests_->geometry().kv_heads,
+                                           options_.query_heads / options_.head_groups);
+  }
+  /// Floats from the scores of a piece to the next: whole tiles.
+  [[nodiscard]] std::int64_t stride() const noexcept {
+    return (digests_->max_blocks() + tile_blocks - 1) / tile_blocks * tile_blocks;
+  }
+  /// Elements of an array of all rows.
+  [[nodiscard]] std::size_t elements(std::int64_t of_row, std::int64_t each) const {
+    return static_cast<std::size_t>(
+        detail::checked_offset(detail::checked_offset(of_row, each, 0), options_.max_rows, 0));
+  }
+  [[nodiscard]] std::uint64_t score_bytes(std::int64_t tiles) const noexcept {
+    return static_cast<std::uint64_t>(tiles * tile_blocks) * (scores_alone() ? 4 : 8);
+  }
+  [[nodiscard]] std::size_t workspace_bytes() const {
+    const std::int64_t rows = options_.max_rows;
+    const std::size_t lists = backend_.top_k_workspace_bytes(
+        {rows * options_.head_groups, digests_->max_blocks(), options_.budget_blocks});
+    if (!has_votes()) return lists;
+    return std::max(lists,
+                    backend_.top_k_workspace_bytes({rows * pieces(options_.query_tokens),
+                                                    digests_->max_blocks(), options_.head_blocks}));
+  }
+
+  row_ranges enqueue_ranges(const batch_view& batch, std::int64_t max_blocks, std::int64_t lists,
+                            std::int32_t* at, typename Backend::stream_ref stream) {
+    const auto find = [&](std::int64_t of_row, std::int32_t* begin, std::int32_t* end,
+                          std::int32_t* full) {
+      backend_.for_each({batch.rows(), of_row}, {},
+                        static_cast<std::uint64_t>(batch.rows() * of_row) * 12,
+                        detail::find_candidates{.tokens = batch.device_tokens,
+                                                .block_tokens = digests_->geometry().block_tokens,
+                                                .sinks = options_.sink_blocks,
+                                                .window = options_.window_blocks,
+                                                .lists = static_cast<std::int32_t>(of_row),
+                                                .max_blocks = static_cast<std::int32_t>(max_blocks),
+                                                .begin = begin,
+                                                .end = end,
+                                                .full = full},
+                        stream);
     };
-    const std::int32_t kv_heads = digests.geometry().kv_heads;
-    check("query_heads", o.query_heads, 1, max_extent);
-    check("budget_blocks", o.budget_blocks, 1, digests.max_blocks());
-    check("sink_blocks", o.sink_blocks, 0, digests.max_blocks());
-    check("window_blocks", o.window_blocks, 0, digests.max_blocks());
-    check("max_rows", o.max_rows, 1, max_extent);
-    check("head_groups", o.head_groups, 1, o.query_heads);
-    detail::expects(o.query_heads % kv_heads == 0, "consensus_selector: ", o.query_heads,
-                    " query heads are no multiple of ", kv_heads, " KV heads");
-    detail::expects(o.query_heads % o.head_groups == 0, "consensus_selector: ", o.query_heads,
-                    " query heads are no multiple of ", o.head_groups, " head groups");
-    detail::expects(std::isfinite(o.lambda) && o.lambda >= 0.0f, "consensus_selector: lambda is ",
-                    o.lambda, ", expected 0 or more");
-    return o;
+    const std::int64_t rows = options_.max_rows;
+    std::int32_t* const full = ranges_.data() + 2 * rows * options_.head_groups;
+    find(lists, at, at + rows * lists, full);
+    if (is_normalised()) find(1, full + rows, full + 2 * rows, full);
+    return {at, at + rows * lists, full, full + rows, full + 2 * rows};
   }
-  [[nodiscard]] std::size_t lists() const noexcept {
-    return static_cast<std::size_t>(options_.max_rows) *
-           static_cast<std::size_t>(options_.head_groups);
+
+  void enqueue_queries(const query_view& queries, const query_columns& shape, std::int64_t rows,
+                       digest_kind kind, typename Backend::stream_ref stream) {
+    const auto bytes = static_cast<std::uint64_t>(rows * shape.kv_heads * shape.size()) * 4;
+    backend_.for_each({rows * shape.kv_heads * shape.padded(), shape.head_dim}, {}, 2 * bytes,
+                      arrange_queries{queries, shape, queries_.data()}, stream);
+    if (kind != digest_kind::centre_distance) return;
+    backend_.for_each({rows * shape.kv_heads, shape.padded()}, {}, bytes,
+                      measure_queries{shape, queries_.data()}, stream);
   }
-  [[nodiscard]] top_k_shape shape(std::int64_t rows, std::int64_t columns) const noexcept {
-    return {rows * options_.head_groups, columns, options_.budget_blocks};
+
+  void enqueue_votes(const batch_view& batch, std::int64_t max_blocks, std::int64_t of_row,
+                     typename Backend::stream_ref stream) {
+    const std::int64_t tiles = (max_blocks + tile_blocks - 1) / tile_blocks;
+    const row_ranges own = enqueue_ranges(batch, max_blocks, of_row, vote_lists_.data(), stream);
+    const std::int64_t lists = batch.rows() * of_row;
+    backend_.for_each({lists * tiles, tile_blocks}, {}, score_bytes(3 * lists * tiles),
+                      column_keys{.scores = most_.data(),
+                                  .stride = stride(),
+                                  .begin = own.begin,
+                                  .end = own.end,
+                                  .tiles = tiles,
+                                  .keys = vote_keys_.data(),
+                                  .key_stride = digests_->max_blocks()},
+                      stream);
+    backend_.top_k({lists, max_blocks, options_.head_blocks},
+                   {vote_keys_.data(), digests_->max_blocks(), own.begin, own.end},
+                   vote_ids_.data(), vote_counts(), {workspace_.data(), workspace_.size()}, stream);
+  }
+
+  void enqueue_softmax(std::int64_t rows, std::int64_t of_row, const row_ranges& ranges,
+                       typename Backend::stream_ref stream) {
+    const bool is_context = options_.normalisation == score_normalisation::context;
+    backend_.for_each_row(rows * of_row, {},
+                          static_cast<std::uint64_t>(rows * of_row * stride()) * 12,
+                          normalise_scores{.scores = most_.data(),
+                                           .stride = stride(),
+                                           .columns = static_cast<std::int32_t>(of_row),
+                                           .begin = is_context ? nullptr : ranges.row_begin,
+                                           .end = is_context ? ranges.full : ranges.row_end,
+                                           .partial = partial_.data(),
+                                           .factor = factor_.data()},
+                          stream);
+  }
+
+  [[nodiscard]] join_scores join(std::int64_t of_row, std::int64_t tiles, const query_view& queries,
+                                 const row_ranges& ranges) const {
+    const std::int32_t groups = options_.head_groups;
+    return {.most = most_.data(),
+            .total = total_.data(),
+            .factor = factor_.data(),
+            .stride = stride(),
+            .pieces = static_cast<std::int32_t>(of_row / groups),
+            .queries = options_.query_heads / groups * queries.tokens,
+            .begin = ranges.begin,
+            .end = ranges.end,
+            .tiles = tiles,
+            .rule = options_.rule,
+            .lambda = options_.lambda,
+            .votes = vote_ids_.data(),
+            .vote_counts = vote_counts(),
+            .votes_each = options_.head_blocks,
+            .keys = keys_.data(),
+            .key_stride = digests_->max_blocks(),
+            .masses = masses_.data()};
+  }
+  /// Behind the ranges of the queries' own lists.
+  [[nodiscard]] std::int32_t* vote_counts() const noexcept {
+    return vote_lists_.data() == nullptr ? nullptr
+                                         : vote_lists_.data() + vote_lists_.size() / 3 * 2;
   }
 
   Backend backend_;
   const digest_store<Backend>* digests_;
   consensus_options options_;
+  device_buffer<float, Backend> queries_;  ///< arranged
+  device_buffer<float, Backend> most_;     ///< [rows, pieces, stride]
+  device_buffer<float, Backend> total_;    ///< the same
+  device_buffer<float, Backend> partial_;  ///< sums of a softmax
+  device_buffer<float, Backend> factor_;   ///< of a softmax
+  device_buffer<float, Backend> masses_;   ///< [lists, stride]
   device_buffer<std::uint64_t, Backend> keys_;
-  device_buffer<std::int32_t, Backend> ranges_;  ///< begin, then end, of every list
+  /// [max_rows, head_groups] begin, then end; [max_rows] full blocks, begin, end.
+  device_buffer<std::int32_t, Backend> ranges_;
   device_buffer<std::int32_t, Backend> ids_;
   device_buffer<std::int32_t, Backend> counts_;
+  device_buffer<std::uint64_t, Backend> vote_keys_;
+  device_buffer<std::int32_t, Backend> vote_ids_;
+  device_buffer<std::int32_t, Backend> vote_lists_;  ///< [rows, queries] begin, end, count
   device_buffer<std::byte, Backend> workspace_;
 };
 

@@ -3,108 +3,26 @@
 /// Digests: a small summary of the keys of each block, kept on the device, from which blocks are
 /// scored unread.
 ///
-/// Digests lie in tiles of 64 blocks, `[tile][part][kv_head][channel][64]`, FP32: neighbouring
-/// threads score neighbouring blocks and read neighbouring floats. A request holds tiles, not a
-/// range: contexts may be ragged, growth never moves data, an append touches one tile. Costs 4
-/// bytes x head_dim x kv_heads x parts per block and layer.
+/// A request holds tiles of 64 blocks (digest_tile.hpp), not a range: contexts may be ragged, growth
+/// never moves data, an append touches one tile. `digest_bytes_per_token` says what they cost.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <limits>
-#include <span>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
+#include "pulseinfer/batch.hpp"
 #include "pulseinfer/buffer.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/config.hpp"
+#include "pulseinfer/digest_build.hpp"
+#include "pulseinfer/digest_tile.hpp"
+#include "pulseinfer/element.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/layout.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
-
-/// Blocks of a tile.
-inline constexpr std::int64_t tile_blocks = 64;
-
-/// What is kept of the keys of a block. See `score_blocks` (consensus.hpp) for how each is scored.
-enum class digest_kind : std::uint8_t {
-  mean,     ///< one part: the mean of each channel over the block's tokens
-  min_max,  ///< two parts: smallest and largest value of each channel (Quest's bound)
-};
-
-/// Floats that are kept for a channel of a block.
-[[nodiscard]] PULSEINFER_HD constexpr std::int64_t digest_parts(digest_kind kind) {
-  return kind == digest_kind::mean ? 1 : 2;
-}
-
-/// The digest tiles of one layer, as kernels see them. Trivially copyable; device addresses.
-struct digest_view {
-  float* tiles = nullptr;                 ///< of the layer
-  const std::int32_t* tile_of = nullptr;  ///< [requests, tiles_per_request], -1 where there is none
-  std::int64_t tiles_per_request = 0;
-  std::int32_t kv_heads = 0;
-  std::int32_t head_dim = 0;
-  digest_kind kind = digest_kind::mean;
-
-  /// Floats of one part of a tile.
-  [[nodiscard]] PULSEINFER_HD std::int64_t part_size() const {
-    return std::int64_t{kv_heads} * head_dim * tile_blocks;
-  }
-  /// Floats from channel 0 of a head to that of the block beside it are 1; to the next channel,
-  /// tile_blocks. Null where the request has no tile for the block.
-  [[nodiscard]] PULSEINFER_HD float* find(std::int64_t request, std::int64_t block,
-                                          std::int64_t kv_head) const {
-    const std::int64_t tile_index = block / tile_blocks;
-    if (tile_index >= tiles_per_request) return nullptr;
-    const std::int32_t tile = tile_of[request * tiles_per_request + tile_index];
-    if (tile < 0) return nullptr;
-    return tiles + tile * digest_parts(kind) * part_size() + kv_head * head_dim * tile_blocks +
-           block % tile_blocks;
-  }
-};
-
-/// Kernel body: digests channel `channel` (of all heads' channels) of block `first_block + i` of a
-/// request, reading the keys from the page that the table names. Tokens are summed in their order.
-template <page_table Table>
-struct digest_block {
-  digest_view digest;
-  plane_reader keys;
-  plane_reader scales;  ///< of the keys; without memory where they have none
-  Table table;
-  std::int64_t request;
-  std::int64_t first_block;
-  std::int32_t block_tokens;
-
-  PULSEINFER_HD void operator()(std::int64_t i, std::int64_t channel) const {
-    const std::int64_t block = first_block + i;
-    const std::int64_t head = channel / digest.head_dim;
-    const std::int64_t within = channel % digest.head_dim;
-    const std::int64_t page = table.page(request, block);
-    float* out = digest.find(request, block, head);
-    if (page < 0 || out == nullptr) return;
-    out += within * tile_blocks;
-    float total = 0.0f;
-    float least = 0.0f;
-    float most = 0.0f;
-    for (std::int32_t token = 0; token < block_tokens; ++token) {
-      float value = keys(page, token, head, within);
-      if (scales.memory != nullptr) value = detail::product(value, scales(page, token, head, 0));
-      total = detail::sum(total, value);
-      // A NaN is taken, whichever token has it, and then stays: no comparison with one holds.
-      const bool always = token == 0 || value != value;
-      least = always || value < least ? value : least;
-      most = always || value > most ? value : most;
-    }
-    if (digest.kind == digest_kind::mean) {
-      *out = detail::product(total, 1.0f / static_cast<float>(block_tokens));
-    } else {
-      out[0] = least;
-      out[digest.part_size()] = most;
-    }
-  }
-};
 
 /// Sizes of a digest store. All of it is allocated by the constructor.
 struct digest_options {
@@ -112,6 +30,7 @@ struct digest_options {
   std::int32_t max_requests = 64;
   std::int64_t max_blocks = 8192;  ///< blocks a request
   std::int64_t tiles = 0;          ///< of 64 blocks, shared by all requests; 0: enough for all
+  element_type element = element_type::f32;  ///< of the parts: f32, f16, bf16, f8_e4m3 or i8
 };
 
 namespace detail {
@@ -144,7 +63,11 @@ class digest_store {
       : backend_(backend),
         geometry_(checked(geometry)),
         options_(checked_options(options)),
-        tiles_(backend, static_cast<std::size_t>(geometry.layers) * layer_floats()),
+        form_(checked(digest_form{.kind = options.kind,
+                                  .element = options.element,
+                                  .kv_heads = geometry.kv_heads,
+                                  .head_dim = geometry.head_dim})),
+        tiles_(backend, static_cast<std::size_t>(geometry.layers) * layer_bytes()),
         table_(backend, static_cast<std::size_t>(options_.max_requests * tiles_per_request())),
         held_(static_cast<std::size_t>(options_.max_requests)),
         setup_(backend_.make_stream(stream_priority::normal)) {
@@ -160,6 +83,7 @@ class digest_store {
   [[nodiscard]] const kv_geometry& geometry() const noexcept { return geometry_; }
   [[nodiscard]] std::int64_t max_blocks() const noexcept { return options_.max_blocks; }
   [[nodiscard]] std::int32_t max_requests() const noexcept { return options_.max_requests; }
+  [[nodiscard]] const digest_form& form() const noexcept { return form_; }
   [[nodiscard]] std::int64_t free_tiles() const noexcept {
     return static_cast<std::int64_t>(free_.size());
   }
@@ -170,12 +94,10 @@ class digest_store {
     detail::expects<std::out_of_range>(layer >= 0 && layer < geometry_.layers,
                                        "digest_store: layer is ", layer, ", expected 0 to ",
                                        geometry_.layers - 1);
-    return {.tiles = tiles_.data() + static_cast<std::size_t>(layer) * layer_floats(),
+    return {.form = form_,
+            .tiles = tiles_.data() + static_cast<std::size_t>(layer) * layer_bytes(),
             .tile_of = table_.data(),
-            .tiles_per_request = tiles_per_request(),
-            .kv_heads = geometry_.kv_heads,
-            .head_dim = geometry_.head_dim,
-            .kind = options_.kind};
+            .tiles_per_request = tiles_per_request()};
   }
 
   /// Makes room for the first `blocks` blocks of a request, in all layers. False, and nothing
@@ -223,25 +145,56 @@ class digest_store {
   void build(std::int32_t layer, std::int32_t request, std::int64_t first, std::int64_t count,
              const kv_pool& pool, const Table& table, typename Backend::stream_ref stream) {
     const auto& held = held_of(request);
-    detail::expects(pool.geometry() == geometry_,
-                    "digest_store: the pool has another geometry than the digests");
+    check_pool(pool);
     const std::int64_t reserved = static_cast<std::int64_t>(held.size()) * tile_blocks;
     detail::expects<std::out_of_range>(first >= 0 && count >= 0 && first <= reserved - count,
                                        "digest_store: ", count, " blocks from block ", first,
                                        " of request ", request, ", reserved are ", reserved);
-    const std::int64_t channels = std::int64_t{geometry_.kv_heads} * geometry_.head_dim;
-    const auto key_bytes = static_cast<std::uint64_t>(count * geometry_.unit_bytes() / 2);
-    backend_.for_each({count, channels}, {}, key_bytes,
-                      digest_block<Table>{.digest = view(layer),
-                                          .keys = pool.reader(layer, 0),
-                                          .scales = geometry_.scales == scale_kind::none
-                                                        ? plane_reader{}
-                                                        : pool.reader(layer, geometry_.planes),
-                                          .table = table,
-                                          .request = request,
-                                          .first_block = first,
-                                          .block_tokens = geometry_.block_tokens},
-                      stream);
+    backend_.for_each_row(count * geometry_.kv_heads, {}, key_bytes(count),
+                          digest_blocks<Table>{.digester = digester(layer, pool),
+                                               .table = table,
+                                               .request = request,
+                                               .first_block = first,
+                                               .block_tokens = geometry_.block_tokens},
+                          stream);
+  }
+
+  /// Brings up to date the digests of the blocks that the last tokens of each row lie in, the block
+  /// that is being filled included: on the device, in stream order. The digest of a block that is
+  /// filled token by token is, to the bit, that of the same tokens built at once.
+  ///
+  /// Rows of 0 tokens, blocks that were not reserved and blocks without a page are left alone.
+  ///
+  /// @param layer       in [0, geometry().layers)
+  /// @param batch       its device arrays are valid until the stream has got past this call
+  /// @param new_tokens  how many of each row's tokens are new, at most; 0: nothing is done
+  /// @param pool        whose keys are read; the same geometry as the digests'
+  /// @param table       logical block -> page; readable on the device as long
+  /// @param stream      the writers of the pages stand on it before this call
+  /// @throws std::invalid_argument  on a pool of another geometry, or a negative count
+  /// @throws std::out_of_range      on a layer or a request out of range
+  /// @par Cost  one kernel that reads the keys of those blocks once
+  template <page_table Table>
+  void append(std::int32_t layer, const batch_view& batch, std::int64_t new_tokens,
+              const kv_pool& pool, const Table& table, typename Backend::stream_ref stream) {
+    check_pool(pool);
+    const detail::block_digester body = digester(layer, pool);
+    detail::check_batch("append", batch, options_.max_requests, options_.max_requests);
+    detail::expects(new_tokens >= 0 && new_tokens <= max_tokens(), "append: new_tokens is ",
+                    new_tokens, ", expected 0 to ", max_tokens());
+    if (new_tokens == 0) return;
+    const std::int64_t blocks =
+        (new_tokens + geometry_.block_tokens - 2) / geometry_.block_tokens + 1;
+    backend_.for_each_row(batch.rows() * blocks * geometry_.kv_heads, {},
+                          key_bytes(batch.rows() * blocks),
+                          digest_appended<Table>{.digester = body,
+                                                 .table = table,
+                                                 .requests = batch.device_requests,
+                                                 .tokens = batch.device_tokens,
+                                                 .new_tokens = new_tokens,
+                                                 .blocks = blocks,
+                                                 .block_tokens = geometry_.block_tokens},
+                          stream);
   }
 
   /// Gives the request's tiles back. They may be reserved again at once: by work that is ordered
@@ -276,13 +229,26 @@ class digest_store {
   [[nodiscard]] std::int64_t tiles_per_request() const noexcept {
     return (options_.max_blocks + tile_blocks - 1) / tile_blocks;
   }
-  [[nodiscard]] std::size_t layer_floats() const {
-    const std::int64_t tile = digest_parts(options_.kind) * tile_blocks * geometry_.kv_heads;
-    const std::int64_t floats =
-        detail::checked_offset(tile * geometry_.head_dim, options_.tiles, 0);
-    (void)detail::checked_offset(detail::checked_offset(floats, sizeof(float), 0), geometry_.layers,
-                                 0);
-    return static_cast<std::size_t>(floats);
+  [[nodiscard]] std::size_t layer_bytes() const {
+    const std::int64_t bytes = detail::checked_offset(form_.tile_bytes(), options_.tiles, 0);
+    (void)detail::checked_offset(bytes, geometry_.layers, 0);
+    return static_cast<std::size_t>(bytes);
+  }
+  [[nodiscard]] std::int64_t max_tokens() const noexcept {
+    return options_.max_blocks * geometry_.block_tokens;
+  }
+  [[nodiscard]] std::uint64_t key_bytes(std::int64_t blocks) const {
+    return static_cast<std::uint64_t>(blocks * geometry_.unit_bytes() / geometry_.planes);
+  }
+  void check_pool(const kv_pool& pool) const {
+    detail::expects(pool.geometry() == geometry_,
+                    "digest_store: the pool has another geometry than the digests");
+  }
+  [[nodiscard]] detail::block_digester digester(std::int32_t layer, const kv_pool& pool) const {
+    return {.digest = view(layer),
+            .keys = pool.reader(layer, 0),
+            .scales = geometry_.scales == scale_kind::none ? plane_reader{}
+                                                           : pool.reader(layer, geometry_.planes)};
   }
   [[nodiscard]] std::vector<std::int32_t>& held_of(std::int32_t request) {
     detail::expects<std::out_of_range>(request >= 0 && request < options_.max_requests,
@@ -294,7 +260,8 @@ class digest_store {
   Backend backend_;
   kv_geometry geometry_;
   digest_options options_;
-  device_buffer<float, Backend> tiles_;
+  digest_form form_;
+  device_buffer<std::byte, Backend> tiles_;
   device_buffer<std::int32_t, Backend> table_;
   std::vector<std::vector<std::int32_t>> held_;  ///< tiles of each request, in block order
   std::vector<std::int32_t> free_;

@@ -65,6 +65,13 @@ PULSEINFER_HD inline float float_from_bf16(std::uint16_t bits) {
   return detail::float_of(static_cast<std::uint32_t>(bits) << 16);
 }
 
+/// The bfloat16 nearest to a float, ties to even. Overflow gives infinity; NaN stays NaN.
+PULSEINFER_HD inline std::uint16_t bf16_from_float(float value) {
+  const std::uint32_t bits = detail::bits_of(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);
+  return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
 /// The number that the bits of an FP8 E4M3 stand for ("fn": no infinities, NaN is all ones).
 PULSEINFER_HD inline float float_from_f8_e4m3(std::uint8_t bits) {
   const std::uint32_t magnitude = bits & 0x7fu;
@@ -73,6 +80,32 @@ PULSEINFER_HD inline float float_from_f8_e4m3(std::uint8_t bits) {
   // Reads the exponent as a float's, 120 too small, and corrects it by an exact product.
   const float value = detail::product(detail::float_of(magnitude << 20), 0x1p120f);
   return detail::float_of(detail::bits_of(value) | sign);
+}
+
+/// The FP8 E4M3 nearest to a float, ties to even. What is beyond 448, infinity too, becomes 448 of
+/// its sign; NaN stays NaN.
+PULSEINFER_HD inline std::uint8_t f8_e4m3_from_float(float value) {
+  const std::uint32_t bits = detail::bits_of(value);
+  const std::uint32_t sign = (bits >> 24) & 0x80u;
+  const std::uint32_t magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return static_cast<std::uint8_t>(sign | 0x7fu);
+  if (magnitude >= 0x43e00000u) return static_cast<std::uint8_t>(sign | 0x7eu);
+  std::uint32_t rounded;
+  if (magnitude < 0x3c800000u) {  // a denormal: let the float unit round at 2^-9
+    rounded = detail::bits_of(detail::sum(detail::float_of(magnitude), 16384.0f)) - 0x46800000u;
+  } else {
+    rounded = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+  }
+  return static_cast<std::uint8_t>(sign | rounded);
+}
+
+/// The integer of [-127, 127] nearest to a float, ties to even; 0 for NaN.
+PULSEINFER_HD inline std::int8_t i8_from_float(float value) {
+  if (!(value > -127.0f)) return value != value ? 0 : -127;
+  if (value >= 127.0f) return 127;
+  // Added to 1.5 x 2^23 a number keeps no fraction: the float unit rounds it.
+  const std::uint32_t rounded = detail::bits_of(detail::sum(value, 0x1.8p23f)) - 0x4b400000u;
+  return static_cast<std::int8_t>(static_cast<std::int32_t>(rounded));
 }
 
 /// The number that the bits of an FP8 E5M2 stand for: the upper half of an IEEE half.
@@ -102,6 +135,30 @@ PULSEINFER_HD inline float load_element(const void* at, element_type type) {
 /// Element `index` of an array of the given type, as a float.
 PULSEINFER_HD inline float load_element(const void* array, std::int64_t index, element_type type) {
   return load_element(static_cast<const std::uint8_t*>(array) + index * element_bytes(type), type);
+}
+
+/// Stores a float at an address, rounded to the element: FP32, FP16, BF16, FP8 E4M3 or INT8. The
+/// address is aligned to the element; for other types nothing is stored.
+PULSEINFER_HD inline void store_element(void* at, element_type type, float value) {
+  switch (type) {
+    case element_type::f16:
+      *static_cast<std::uint16_t*>(at) = f16_from_float(value);
+      return;
+    case element_type::bf16:
+      *static_cast<std::uint16_t*>(at) = bf16_from_float(value);
+      return;
+    case element_type::f8_e4m3:
+      *static_cast<std::uint8_t*>(at) = f8_e4m3_from_float(value);
+      return;
+    case element_type::i8:
+      *static_cast<std::int8_t*>(at) = i8_from_float(value);
+      return;
+    case element_type::f32:
+      *static_cast<float*>(at) = value;
+      return;
+    case element_type::f8_e5m2:
+      return;
+  }
 }
 
 }  // namespace pulseinfer

@@ -3,6 +3,8 @@
 /// Keys of some requests in a pool, known to the host: what digests and scores are compared with.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -136,6 +138,44 @@ class key_cache {
       first.insert(first.end(), second.begin(), second.end());
     }
     return first;
+  }
+  /// The same as digests of an element read it: rounded, or scaled by the largest magnitude of a
+  /// head and part. The centre only, of that kind.
+  [[nodiscard]] std::vector<float> stored_digest(pulseinfer::digest_kind kind,
+                                                 pulseinfer::element_type element,
+                                                 std::int32_t layer, std::int64_t request,
+                                                 std::int64_t block) const {
+    using pulseinfer::detail::product;
+    const bool is_bounds = kind == pulseinfer::digest_kind::min_max;
+    std::vector<float> values =
+        digest(is_bounds ? kind : pulseinfer::digest_kind::mean, layer, request, block);
+    const auto dim = static_cast<std::size_t>(geometry_.head_dim);
+    for (std::size_t first = 0; first < values.size(); first += dim) {
+      float most = 0.0f;
+      for (std::size_t c = first; c < first + dim; ++c) most = std::max(most, std::abs(values[c]));
+      const float scale = most / (element == pulseinfer::element_type::i8 ? 127.0f : 448.0f);
+      for (std::size_t c = first; c < first + dim; ++c) {
+        const float scaled = scale > 0.0f ? values[c] / scale : 0.0f;
+        switch (element) {
+          case pulseinfer::element_type::f16:
+            values[c] = pulseinfer::float_from_f16(pulseinfer::f16_from_float(values[c]));
+            break;
+          case pulseinfer::element_type::bf16:
+            values[c] = pulseinfer::float_from_bf16(pulseinfer::bf16_from_float(values[c]));
+            break;
+          case pulseinfer::element_type::f8_e4m3:
+            values[c] = product(
+                pulseinfer::float_from_f8_e4m3(pulseinfer::f8_e4m3_from_float(scaled)), scale);
+            break;
+          case pulseinfer::element_type::i8:
+            values[c] = product(static_cast<float>(pulseinfer::i8_from_float(scaled)), scale);
+            break;
+          default:
+            break;
+        }
+      }
+    }
+    return values;
   }
   [[nodiscard]] std::int64_t channels() const {
     return std::int64_t{geometry_.kv_heads} * geometry_.head_dim;
