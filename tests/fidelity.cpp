@@ -5,15 +5,19 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <random>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "../examples/fidelity/book.hpp"
 #include "../examples/fidelity/oracle.hpp"
+#include "../examples/fidelity/plan.hpp"
 #include "../examples/fidelity/svg.hpp"
 
 TEST_CASE("lists of blocks are compared as sets") {
@@ -126,6 +130,156 @@ demo::capture small_capture(std::int64_t prompt, std::int64_t steps) {
 }
 
 }  // namespace
+
+TEST_CASE("lists of a step are joined, all of them or those of a KV head") {
+  fidelity::chosen_lists lists{.k = 2, .per_step = 4, .ids = {}, .counts = {}};
+  using list = std::vector<std::int32_t>;
+  for (const list& l : {list{1, 2}, {2, 3}, {7}, {}, {4, 5}, {4, 5}, {4, 5}, {4, 5}}) lists.add(l);
+  CHECK(lists.steps() == 2);
+  const auto same = [](std::span<const std::int32_t> a, const list& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  };
+  const fidelity::chosen_lists one = fidelity::joined(lists, 1);
+  CHECK(one.k == 4);
+  CHECK(same(one.list(0, 0), {1, 2, 3, 7}));
+  CHECK(same(one.list(1, 0), {4, 5}));
+  const fidelity::chosen_lists two = fidelity::joined(lists, 2);
+  CHECK(two.k == 3);
+  CHECK(same(two.list(0, 0), {1, 2, 3}));
+  CHECK(same(two.list(0, 1), {7}));
+}
+
+TEST_CASE("the library's selector and hot buffer, as the study drives them") {
+  const demo::capture c = small_capture(300, 3);  // 18 full blocks, 15 of them to choose from
+  fidelity::layer_chooser chooser(c, 0);
+  CHECK(chooser.end_of_choice(0) == 16);
+  const std::vector<std::int64_t> steps{0, 2};
+  fidelity::choice how{.rule = pulseinfer::consensus_rule::mean};
+  for (const auto& [over, per_step] : {std::pair{fidelity::scope::layer, 1},
+                                       {fidelity::scope::kv_head, 2},
+                                       {fidelity::scope::query_head, 4}}) {
+    how.over = over;
+    const fidelity::chosen_lists lists = chooser.choose(how, 5, steps, c.queries[0]);
+    REQUIRE(lists.per_step == per_step);
+    REQUIRE(lists.steps() == 2);
+    for (std::int64_t i = 0; i < per_step; ++i) {
+      // The best of the digests, done over: q . mean, summed over the heads of the list.
+      const std::int64_t heads = 4 / per_step;
+      std::vector<double> scores(18);
+      for (std::int64_t h = i * heads; h < (i + 1) * heads; ++h) {
+        for (std::int64_t t = 0; t < 18 * 16; ++t) {
+          for (std::int64_t d = 0; d < 8; ++d) {
+            scores[static_cast<std::size_t>(t / 16)] +=
+                double{c.queries[0][static_cast<std::size_t>((2 * 4 + h) * 8 + d)]} *
+                pulseinfer::float_from_f16(
+                    c.keys[0][static_cast<std::size_t>((t * 2 + h / 2) * 8 + d)]);
+          }
+        }
+      }
+      const auto expected = fidelity::largest(scores, 1, 16, 5);
+      const auto is = lists.list(1, i);
+      CHECK(std::equal(is.begin(), is.end(), expected.begin(), expected.end()));
+    }
+  }
+  how.over = fidelity::scope::layer;
+  how.cut = fidelity::cut_by::share;
+  std::size_t length = 0;
+  for (const double share : {0.01, 0.5, 0.9, 1.0}) {
+    how.worth = share;
+    const auto cut = chooser.choose(how, 15, steps, c.queries[0]);
+    CHECK(cut.list(0, 0).size() >= std::max<std::size_t>(length, fidelity::cut_floor));
+    length = cut.list(0, 0).size();
+  }
+  CHECK(length == 15);
+  how.cut = fidelity::cut_by::unit;
+  how.worth = 0;
+  CHECK(chooser.choose(how, 15, steps, c.queries[0]).list(1, 0).size() == 15);
+  how.worth = 2;
+  CHECK(chooser.choose(how, 15, steps, c.queries[0]).list(1, 0).size() == fidelity::cut_floor);
+
+  fidelity::chosen_lists lists{.k = 2, .per_step = 1, .ids = {}, .counts = {}};
+  for (const std::vector<std::int32_t>& l : {std::vector<std::int32_t>{1, 2}, {1, 3}, {2, 3}}) {
+    lists.add(l);
+  }
+  const auto recent = pulseinfer::hot_replacement::least_recent;
+  CHECK(chooser.misses(lists, 3, recent) == std::vector<std::int64_t>{2, 1, 0});
+  CHECK(chooser.misses(lists, 2, recent) == std::vector<std::int64_t>{2, 1, 1});
+}
+
+TEST_CASE("what is read of true masses, and what is measured of it") {
+  const demo::capture c = small_capture(300, 3);
+  const fidelity::oracle truth(c, 0, 1);
+  fidelity::layer_chooser chooser(c, 0);
+  const std::vector<std::int64_t> steps{0, 1, 2};
+  const auto all = fidelity::choose_exactly(truth, chooser, fidelity::scope::layer, 2, 15, steps);
+  CHECK(fidelity::mass_read(truth, 1, all, 1, 16) == doctest::Approx(1));
+  const auto own =
+      fidelity::choose_exactly(truth, chooser, fidelity::scope::query_head, 2, 4, steps);
+  const auto one = fidelity::choose_exactly(truth, chooser, fidelity::scope::layer, 2, 4, steps);
+  CHECK(own.per_step == 4);
+  CHECK(fidelity::mass_read(truth, 1, own, 1, 16) >= fidelity::mass_read(truth, 1, one, 1, 16));
+
+  const fidelity::run what{
+      .how = {}, .budget = 4, .steps = fidelity::steps_of::every, .through = {{2.0}}};
+  const fidelity::outcome o = fidelity::measure(what, truth, chooser, one, steps, 2);
+  CHECK(o.mass.size() == 3);
+  CHECK(o.chosen == 12);
+  CHECK(o.layer_union == 12);
+  CHECK(o.asked == 8);
+  CHECK(o.later == 2);
+  CHECK(o.missed.at(0) == static_cast<double>(o.misses.at(0)[1] + o.misses.at(0)[2]));
+  CHECK(o.shares[0] == 2);
+  CHECK(o.errors == 12);
+  const fidelity::outcome heads = fidelity::measure(what, truth, chooser, own, steps, 2);
+  CHECK(heads.layer_union >= 12);
+  CHECK(heads.chosen <= heads.layer_union);  // of a block that one KV head reads, a half
+  fidelity::outcome sum = o;
+  sum.add(heads);
+  CHECK(sum.mass.size() == 6);
+  CHECK(sum.chosen == o.chosen + heads.chosen);
+  CHECK(sum.missed.at(0) == o.missed.at(0) + heads.missed.at(0));
+}
+
+TEST_CASE("a book plans what it is asked for, once") {
+  fidelity::book book;
+  const fidelity::run r{.how = {}, .budget = 4, .through = {}};
+  fidelity::run with = r;
+  with.through = {{2.0}, {3.0}};
+  with.keep_lists = true;
+  fidelity::run other = r;
+  other.budget = 5;
+  CHECK(book(r).mass.empty());
+  CHECK(book.find(with) == 0);
+  CHECK(book.find(other) == 1);
+  REQUIRE(book.plan().size() == 2);
+  CHECK(book.plan()[0].through.size() == 2);
+  CHECK(book.plan()[0].keep_lists);
+
+  std::vector<fidelity::text_result> texts(3);
+  for (std::size_t t = 0; t < 3; ++t) {
+    texts[t].all.resize(2);
+    texts[t].all[0].mass = {static_cast<float>(t)};
+    texts[t].all[0].missed = {1, 10};
+  }
+  texts[2].for_length = true;
+  book.open(texts);
+  CHECK(book(r).mean_mass() == 0.5);
+  CHECK(book.of(2, r).mean_mass() == 2);
+  CHECK(book.missed(book(r), r, {3.0}) == 20);
+  other.budget = 6;
+  CHECK_THROWS_AS((void)book(other), std::logic_error);
+}
+
+TEST_CASE("layers run beside each other, and what one throws comes out") {
+  std::vector<int> done(20);
+  fidelity::in_parallel(done.size(), 3, [&](std::size_t i) { done[i] += 1; });
+  CHECK(std::count(done.begin(), done.end(), 1) == 20);
+  CHECK_THROWS_AS(fidelity::in_parallel(4, 2,
+                                        [](std::size_t i) {
+                                          if (i == 2) throw std::runtime_error("two");
+                                        }),
+                  std::runtime_error);
+}
 
 TEST_CASE("the oracle is the softmax, block by block") {
   const demo::capture c = small_capture(300, 3);

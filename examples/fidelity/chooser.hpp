@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -25,14 +26,24 @@ namespace fidelity {
 /// For whom one list is made.
 enum class scope : std::uint8_t { layer, kv_head, query_head };
 
-/// A lambda beside which the largest score is nothing: the mean alone orders the blocks.
-inline constexpr float mean_only = 1e4f;
+/// How lists are cut short by the masses that the digests let one expect.
+enum class cut_by : std::uint8_t {
+  nothing,
+  share,  ///< the fewest blocks that, with what is always in, reach a share of the attention
+  unit,   ///< those of at least a mass, which is what a block must be worth
+};
 
 /// One way to choose.
 struct choice {
   pulseinfer::digest_kind digest = pulseinfer::digest_kind::mean;
+  pulseinfer::element_type element = pulseinfer::element_type::f32;
+  pulseinfer::consensus_rule rule = pulseinfer::consensus_rule::max_mean;
+  pulseinfer::score_normalisation normalisation = pulseinfer::score_normalisation::none;
   float lambda = 0.5f;
   scope over = scope::layer;
+  cut_by cut = cut_by::nothing;
+  double worth = 0;        ///< the share, or the mass
+  float softening = 1.0f;  ///< what logits are multiplied with before masses are made of them
   friend bool operator==(const choice&, const choice&) = default;
 };
 
@@ -62,9 +73,37 @@ struct chosen_lists {
 /// A hot buffer that lists go through.
 struct residency {
   double times = 2;  ///< its blocks, in lists
-  pulseinfer::hot_replacement replacement = pulseinfer::hot_replacement::least_recent;
+  pulseinfer::hot_replacement replacement = pulseinfer::hot_buffer_options{}.replacement;
   friend bool operator==(const residency&, const residency&) = default;
 };
+
+/// Row kernel: what a cut compares a list's masses with.
+struct weigh_lists {
+  const float* masses;  ///< [lists, stride]
+  std::int64_t stride;
+  const std::int32_t* begin;  ///< [lists]
+  const std::int32_t* end;
+  float least;    ///< masses below count for nothing
+  float* sums;    ///< [lists] of the others
+  float* always;  ///< [lists] what all but the candidates have
+
+  template <class Group>
+  PULSEINFER_HD void operator()(std::int64_t list, Group group) const {
+    if (group.rank() != 0) return;
+    float all = 0.0f;
+    float some = 0.0f;
+    for (std::int64_t b = begin[list]; b < end[list]; ++b) {
+      const float mass = masses[list * stride + b];
+      all += mass;
+      if (mass >= least) some += mass;
+    }
+    sums[list] = some;
+    always[list] = all < 1.0f ? 1.0f - all : 0.0f;
+  }
+};
+
+/// The fewest blocks that a cut leaves of a list.
+inline constexpr std::int32_t cut_floor = 4;
 
 /// First blocks and last full ones that are never chosen, as the selector's default has it.
 inline constexpr std::int32_t sink_blocks = pulseinfer::consensus_options{}.sink_blocks;
@@ -113,14 +152,22 @@ class layer_chooser {
     const std::int32_t lists = how.over == scope::layer     ? 1
                                : how.over == scope::kv_head ? geometry_.kv_heads
                                                             : c_->query_heads;
-    pulseinfer::consensus_selector<backend> selector(backend_, digests(how),
-                                                     {.query_heads = c_->query_heads,
-                                                      .budget_blocks = budget,
-                                                      .sink_blocks = sink_blocks,
-                                                      .window_blocks = window_blocks,
-                                                      .head_groups = lists,
-                                                      .lambda = how.lambda,
-                                                      .max_rows = 1});
+    const pulseinfer::digest_store<backend>& digested = digests(how);
+    pulseinfer::consensus_options options{.query_heads = c_->query_heads,
+                                          .budget_blocks = budget,
+                                          .sink_blocks = sink_blocks,
+                                          .window_blocks = window_blocks,
+                                          .head_groups = lists,
+                                          .lambda = how.lambda,
+                                          .max_rows = 1,
+                                          .rule = how.rule,
+                                          .normalisation = how.normalisation};
+    selector_type selector(backend_, digested, options);
+    options.rule = pulseinfer::consensus_rule::mean;
+    options.normalisation = pulseinfer::score_normalisation::context;
+    options.logit_scale = how.softening / std::sqrt(static_cast<float>(geometry_.head_dim));
+    selector_type weigher(backend_, digested, options);
+    own_lists own(backend_, lists, budget, blocks_);
     pulseinfer::pinned_buffer<float, backend> on_host(backend_, queries.size());
     std::copy(queries.begin(), queries.end(), on_host.data());
     const auto per_step = static_cast<std::size_t>(lists) * static_cast<std::size_t>(budget);
@@ -132,11 +179,12 @@ class layer_chooser {
       const auto s = static_cast<std::size_t>(steps[i]);
       const pulseinfer::batch_view batch{
           {&request, 1}, requests_.device_data(), tokens_.device_data() + s, tokens_[s]};
-      const pulseinfer::selection chosen = selector.select(
-          0, batch,
-          {on_host.device_data() + s * static_cast<std::size_t>(c_->query_heads) *
-                                       static_cast<std::size_t>(geometry_.head_dim)},
-          stream_);
+      const pulseinfer::query_view of_step{on_host.device_data() +
+                                           s * static_cast<std::size_t>(c_->query_heads) *
+                                               static_cast<std::size_t>(geometry_.head_dim)};
+      const pulseinfer::selection chosen = how.cut == cut_by::nothing
+                                               ? selector.select(0, batch, of_step, stream_)
+                                               : cut(how, own, selector, weigher, batch, of_step);
       backend_.copy_async(ids.data() + i * per_step, chosen.ids, per_step * sizeof(std::int32_t),
                           pulseinfer::copy_direction::device_to_host, stream_);
       backend_.copy_async(counts.data() + i * static_cast<std::size_t>(lists), chosen.counts,
@@ -199,6 +247,52 @@ class layer_chooser {
 
  private:
   using backend = pulseinfer::host_backend;
+  using selector_type = pulseinfer::consensus_selector<backend>;
+
+  /// Lists that the library's trim cuts short, and what it is told of them.
+  struct own_lists {
+    own_lists(backend b, std::int32_t lists, std::int32_t k, std::int64_t blocks)
+        : ids(b, static_cast<std::size_t>(lists) * static_cast<std::size_t>(k)),
+          counts(b, static_cast<std::size_t>(lists)),
+          sums(b, static_cast<std::size_t>(lists)),
+          always(b, static_cast<std::size_t>(lists)),
+          workspace(b, b.top_k_workspace_bytes({lists, blocks, k})) {}
+    pulseinfer::device_buffer<std::int32_t, backend> ids;
+    pulseinfer::device_buffer<std::int32_t, backend> counts;
+    pulseinfer::device_buffer<float, backend> sums;
+    pulseinfer::device_buffer<float, backend> always;
+    pulseinfer::device_buffer<std::byte, backend> workspace;
+  };
+
+  /// The lists of a selector, cut by the masses of another.
+  [[nodiscard]] pulseinfer::selection cut(const choice& how, own_lists& own,
+                                          selector_type& selector, selector_type& weigher,
+                                          const pulseinfer::batch_view& batch,
+                                          const pulseinfer::query_view& queries) {
+    const std::int32_t k = selector.options().budget_blocks;
+    const pulseinfer::block_scores scores = selector.score(0, batch, queries, stream_);
+    backend_.top_k({scores.lists, scores.blocks, k}, scores.keys, own.ids.data(), own.counts.data(),
+                   {own.workspace.data(), own.workspace.size()}, stream_);
+    const pulseinfer::block_scores weights = weigher.score(0, batch, queries, stream_);
+    const bool by_share = how.cut == cut_by::share;
+    backend_.for_each_row(weights.lists, {}, 0,
+                          weigh_lists{.masses = weights.masses,
+                                      .stride = weights.mass_stride,
+                                      .begin = weights.keys.begin,
+                                      .end = weights.keys.end,
+                                      .least = static_cast<float>(how.worth),
+                                      .sums = own.sums.data(),
+                                      .always = own.always.data()},
+                          stream_);
+    // Blocks of at least a mass: the fewest that reach the sum of all such, but for its rounding.
+    const double share = by_share ? how.worth : 1 - 1e-5;
+    pulseinfer::enqueue_trim(
+        backend_, pulseinfer::selection_budget::of_mass(share, std::min(cut_floor, k), k),
+        {weights.masses, weights.mass_stride, by_share ? own.always.data() : nullptr,
+         by_share ? nullptr : own.sums.data()},
+        weights.lists, own.ids.data(), own.counts.data(), stream_);
+    return {own.ids.data(), own.counts.data(), weights.lists, k};
+  }
 
   static pulseinfer::kv_geometry one_layer(const demo::capture& c) {
     pulseinfer::kv_geometry g = c.geometry;
@@ -210,11 +304,12 @@ class layer_chooser {
                         pulseinfer::copy_direction::host_to_device, stream_);
   }
   [[nodiscard]] const pulseinfer::digest_store<backend>& digests(const choice& how) {
-    auto& kept = digests_[how.digest];
+    auto& kept = digests_[{how.digest, how.element}];
     if (kept) return *kept;
     kept = std::make_unique<pulseinfer::digest_store<backend>>(
         backend_, geometry_,
-        pulseinfer::digest_options{.kind = how.digest, .max_requests = 1, .max_blocks = blocks_});
+        pulseinfer::digest_options{
+            .kind = how.digest, .max_requests = 1, .max_blocks = blocks_, .element = how.element});
     if (!kept->reserve(0, blocks_, stream_)) throw std::logic_error("fidelity: too few tiles");
     kept->build(0, 0, 0, c_->tokens / geometry_.block_tokens, pool_,
                 pulseinfer::block_table{table_.device_data(), 1, blocks_}, stream_);
@@ -233,7 +328,9 @@ class layer_chooser {
   pulseinfer::pinned_buffer<std::int32_t, backend> table_;     ///< [blocks] block b is in page b
   pulseinfer::pinned_buffer<std::int32_t, backend> tokens_;    ///< [steps]
   pulseinfer::pinned_buffer<std::int32_t, backend> requests_;  ///< 0, 1, 2, ...
-  std::map<pulseinfer::digest_kind, std::unique_ptr<pulseinfer::digest_store<backend>>> digests_;
+  std::map<std::pair<pulseinfer::digest_kind, pulseinfer::element_type>,
+           std::unique_ptr<pulseinfer::digest_store<backend>>>
+      digests_;
 };
 
 }  // namespace fidelity

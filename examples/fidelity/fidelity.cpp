@@ -14,6 +14,8 @@
 
 #include "../demo/run.hpp"
 #include "book.hpp"
+#include "figures.hpp"
+#include "moved.hpp"
 #include "study.hpp"
 #include "svg.hpp"
 #include "tables.hpp"
@@ -66,11 +68,13 @@ void study(const command_line& line) {
   const auto tables = [&] {
     report = {};
     fidelity::digests_table(book);
+    fidelity::elements_table(book);
     fidelity::rules_table(book);
     fidelity::scopes_table(book);
     fidelity::overlap_table(book);
     fidelity::residency_table(book);
     plot = fidelity::moved_table(book);
+    fidelity::adaptive_moved_table(book);
     fidelity::foresight_table(book);
     fidelity::lengths_table(book);
     trace = fidelity::overlap_trace(book);

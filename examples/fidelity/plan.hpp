@@ -172,7 +172,7 @@ inline outcome measure(const run& what, const oracle& truth, layer_chooser& choo
   }
   out.chosen = out.kv_union;
   // Heads that each have a list share the units of a layer: what is moved is what any of them has.
-  const chosen_lists& moved = lists.per_step > kv_heads ? whole : lists;
+  const chosen_lists moved = lists.per_step > kv_heads ? whole : joined(lists, lists.per_step);
   const double moved_unit = lists.per_step > kv_heads ? 1.0 : unit;
   const auto blocks_from = [&](std::ptrdiff_t list) {
     return static_cast<double>(

@@ -57,8 +57,7 @@ struct text_result {
   std::string name;
   bool for_length = false;          ///< another text cut shorter: only in what compares lengths
   std::int64_t context_blocks = 0;  ///< at the first step
-  std::int64_t unit_bytes = 0;
-  std::int32_t layers = 0;
+  pulseinfer::kv_geometry geometry;
   std::vector<outcome> all;                 ///< [runs] over all layers
   std::vector<std::vector<outcome>> layer;  ///< [layers][runs]
   foresight foretold[sources];
@@ -221,8 +220,7 @@ inline text_result study_text(const std::string& name, const demo::capture& c,
   text.name = name;
   text.for_length = for_length;
   text.context_blocks = c.geometry.blocks_of(c.prompt_tokens);
-  text.unit_bytes = c.geometry.unit_bytes();
-  text.layers = c.geometry.layers;
+  text.geometry = c.geometry;
   text.all.resize(plan.size());
   for (layer_result& l : done) {
     for (std::size_t i = 0; i < plan.size(); ++i) text.all[i].add(l.runs[i]);
