@@ -7,12 +7,14 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
+#include <span>
 
 #include "pulseinfer/block_store.hpp"
 #include "support/archetypes.hpp"
 
 namespace {
 
+using pulseinfer::admission_policy;
 using pulseinfer::eviction_policy;
 using pulseinfer::logical_block;
 using pulseinfer::page_table;
@@ -94,6 +96,46 @@ static_assert(!eviction_policy<policy_that_is_not_asked>);
 static_assert(!eviction_policy<policy_of_one_predicate>);
 static_assert(!eviction_policy<policy_of_64_bits>);
 static_assert(!eviction_policy<policy_with_changing_contains>);
+
+// admission_policy: movable, six calls; what it is told and what it answers have one type each.
+
+struct admission_immovable : archetype::admission_policy {
+  using archetype::admission_policy::admission_policy;
+  admission_immovable(admission_immovable&&) = delete;
+};
+struct admission_that_looks_itself : archetype::admission_policy {
+  using archetype::admission_policy::admission_policy;
+  void observe() {}
+};
+struct admission_of_the_link_alone : archetype::admission_policy {
+  using archetype::admission_policy::admission_policy;
+  void observe(const pulseinfer::link_snapshot&) {}
+};
+struct admission_with_changing_share : archetype::admission_policy {
+  using archetype::admission_policy::admission_policy;
+  double offload_share(std::int32_t) { return 1; }
+};
+struct admission_without_reasons : archetype::admission_policy {
+  using archetype::admission_policy::admission_policy;
+  bool admit(const pulseinfer::admission_request&, std::span<double>) { return false; }
+};
+struct admission_without_placement : archetype::admission_policy {
+  using archetype::admission_policy::admission_policy;
+  pulseinfer::admission_answer admit(const pulseinfer::admission_request&) { return {}; }
+};
+struct admission_that_never_sheds : archetype::admission_policy {
+  using archetype::admission_policy::admission_policy;
+  bool may_store(std::int64_t) = delete;
+};
+static_assert(admission_policy<archetype::admission_policy>);
+static_assert(!admission_policy<admission_immovable>);
+static_assert(!admission_policy<admission_that_looks_itself>);
+static_assert(!admission_policy<admission_of_the_link_alone>);
+static_assert(!admission_policy<admission_with_changing_share>);
+static_assert(!admission_policy<admission_without_reasons>);
+static_assert(!admission_policy<admission_without_placement>);
+static_assert(!admission_policy<admission_that_never_sheds>);
+static_assert(!admission_policy<int>);
 
 // row_group: copyable, six const calls.
 

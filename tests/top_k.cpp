@@ -300,16 +300,19 @@ TEST_CASE("top-k: 4,096 of a million") {
 }
 
 TEST_CASE("fault 51: a row whose keys lie beyond 2^31 is found") {
-  // Row 2066 at a stride of 1,039,680 begins at key 2,147,978,880. The pages between are never
-  // touched.
+  // Row 2066 at a stride of 1,039,680 begins at key 2,147,978,880. Of the addresses up to there only
+  // the last have memory.
   constexpr std::int64_t stride = 1'039'680;
   constexpr std::int64_t row = 2'066;
   constexpr std::int64_t columns = 1'000;
   static_assert(row * stride == 2'147'978'880);
   constexpr std::size_t bytes = (row * stride + columns) * sizeof(std::uint64_t);
-  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const memory =
+      mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   REQUIRE(memory != MAP_FAILED);
+  constexpr std::size_t used = std::size_t{row * stride} * sizeof(std::uint64_t) >> 16 << 16;
+  REQUIRE(mprotect(static_cast<std::byte*>(memory) + used, bytes - used, PROT_READ | PROT_WRITE) ==
+          0);
   auto* const keys = static_cast<std::uint64_t*>(memory);
   keys_list last;
   for (std::int32_t i = 0; i < columns; ++i) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "pulseinfer/link_monitor.hpp"
 #include "pulseinfer/transfer.hpp"
 #include "support/offload_rig.hpp"
 
@@ -123,4 +124,43 @@ TEST_CASE("sharing: a recall goes before stores") {
   CHECK(in.report().ended_ns + 10 * unit_ns < out.report().ended_ns);
   // One unit that is being dealt out already, the recall's own gather, and their small change.
   CHECK(taken < 2 * 2 * unit_ns + 2 * unit_ns);
+}
+
+TEST_CASE("sharing: a monitor finds the speed of the link, and how busy it was") {
+  backend machine{pulseinfer::timed{slow_link}};
+  pulseinfer::link_monitor monitor({.window_s = 1e-3, .time_constant_s = 10});
+  rig r(machine, {.chunk_units = 4, .staging_chunks = 8, .monitor = &monitor});
+  const auto now = [&] { return 1e-9 * static_cast<double>(machine.now_ns()); };
+  const auto close = [](double value, double expected) {
+    return value >= expected && value <= 1.03 * expected;  // tasks that look start a little later
+  };
+  const auto id = r.store.open_sequence().value();
+  r.offload(0, id, units_to(61, 0))->sync();
+  // What goes out has no head. The first of its kernels is the link's time, too.
+  const double payload_s = 1e-9 * 61 * unit_ns;
+  CHECK(close(monitor.counts(pulseinfer::copy_direction::device_to_host).busy_s, payload_s));
+  CHECK(close(monitor.snapshot(now()).stores.seconds_per_byte, payload_s / (61 * 128)));
+  CHECK(monitor.snapshot(now()).recalls.utilisation == 0);
+
+  // Two at once take turns on the link, which is busy once: 1, 2, 14 times 4, 1, 1 units each.
+  const double began = now();
+  auto first = r.recall(0, id, units_to(61, 0)).value();
+  auto second = r.recall(0, id, units_to(61, 0)).value();
+  machine.sync_until([&] { return now() > began + 20e-9 * unit_ns; });
+  CHECK(monitor.snapshot(now()).recalls.queued_transfers == 2);
+  CHECK(monitor.snapshot(now()).recalls.queued_bytes < 2 * 61 * 128);
+  CHECK(monitor.snapshot(now()).recalls.queued_bytes > 2 * 40 * 128);
+  first.sync();
+  second.sync();
+  const auto counts = monitor.counts(pulseinfer::copy_direction::host_to_device);
+  const double busy_s =
+      2e-9 * (static_cast<double>(counts.samples / 2) * chunk_ns(0) + 61 * unit_ns);
+  CHECK(counts.bytes == 2 * 61 * 128);
+  CHECK(counts.refused == 0);
+  CHECK(close(counts.busy_s, busy_s));
+  CHECK(counts.busy_s <= now() - began);
+  CHECK(close(monitor.snapshot(now()).recalls.seconds_per_byte, busy_s / (2 * 61 * 128)));
+  // The window is longer than all of it.
+  CHECK(close(monitor.snapshot(now()).recalls.utilisation, busy_s / 1e-3));
+  CHECK(monitor.snapshot(now()).recalls.queued_bytes == 0);
 }

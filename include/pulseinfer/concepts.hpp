@@ -6,6 +6,7 @@
 /// - `backend`          memory, streams, copies, host tasks, kernels and top-k of a kind of machine
 /// - `page_table`       logical block of a request -> page of the engine's pool
 /// - `eviction_policy`  which group of host units goes first when the store is full
+/// - `admission_policy`  who may enter, how much of each layer is offloaded, which transfers may go
 #pragma once
 
 #include <concepts>
@@ -14,6 +15,7 @@
 #include <span>
 #include <type_traits>
 
+#include "pulseinfer/admission_types.hpp"
 #include "pulseinfer/config.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
@@ -284,6 +286,36 @@ concept eviction_policy = std::movable<P> && std::constructible_from<P, std::int
   policy.erase(group);
   policy.evict(group);
   { policy.victim(can_evict) } -> std::same_as<std::int32_t>;
+};
+
+/// What to offload, whom to admit, and which transfers to let go, of a model with `layers()` layers.
+/// (admission_types.hpp has what goes in and comes out.)
+///
+/// - `observe(link, activity)` is the one moment at which it learns anything: the link, in a group
+///   of ranks the snapshot that they agreed on, and how active each layer is ([layers], larger for
+///   layers that are recalled more, in any unit; or nothing). Its placement moves here only.
+/// - `offload_share(layer)` is the share of a layer's blocks that is to be only in the store, 0 to
+///   1. It applies to blocks that are on the device still (`plan_layer`): no policy asks for a load.
+/// - `admit(request, placement)` answers a new request, and fills in [layers] the shares that this
+///   one gets. Whoever is not deferred fits into the memory that the request names.
+/// - `may_store(bytes)`, `may_recall(bytes)`: whether a transfer may be submitted now. Where a recall
+///   would be refused, a store of as many bytes is, too.
+///
+/// All calls come from one thread at a time and allocate nothing. A call that throws
+/// (`std::invalid_argument` on values that cannot be, `std::out_of_range` on a layer) has changed
+/// nothing. What a policy answers depends on the calls before alone: time enters by the snapshots, and
+/// ranks that are told the same answer the same.
+template <class P>
+concept admission_policy = std::movable<P> &&
+    requires(P policy, const P& view, const link_snapshot& link, std::span<const double> activity,
+             const admission_request& request, std::span<double> placement, std::int32_t layer,
+             std::int64_t bytes) {
+  { view.layers() } -> std::same_as<std::int32_t>;
+  policy.observe(link, activity);
+  { view.offload_share(layer) } -> std::same_as<double>;
+  { policy.admit(request, placement) } -> std::same_as<admission_answer>;
+  { policy.may_store(bytes) } -> std::same_as<bool>;
+  { policy.may_recall(bytes) } -> std::same_as<bool>;
 };
 
 }  // namespace pulseinfer

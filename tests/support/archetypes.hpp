@@ -40,6 +40,25 @@ struct eviction_policy {
   std::int32_t capacity_ = 0;
 };
 
+/// Lets nobody in.
+struct admission_policy {
+  admission_policy() = delete;
+  explicit admission_policy(std::int32_t layers) : layers_(layers) {}
+  admission_policy(admission_policy&&) = default;
+  admission_policy& operator=(admission_policy&&) = default;
+  std::int32_t layers() const { return layers_; }
+  void observe(const pulseinfer::link_snapshot&, std::span<const double>) {}
+  double offload_share(std::int32_t) const { return 1; }
+  pulseinfer::admission_answer admit(const pulseinfer::admission_request&, std::span<double>) {
+    return {};
+  }
+  bool may_store(std::int64_t) { return false; }
+  bool may_recall(std::int64_t) { return false; }
+
+ private:
+  std::int32_t layers_ = 0;
+};
+
 struct row_group {
   row_group() = delete;
   int rank() const { return 0; }

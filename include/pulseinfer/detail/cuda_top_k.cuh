@@ -17,10 +17,6 @@
 #include <type_traits>
 
 #if CUB_VERSION >= 300300
-#include <cuda/__execution/determinism.h>
-#include <cuda/__execution/output_ordering.h>
-#include <cuda/__execution/require.h>
-#include <cuda/std/__execution/env.h>
 #include <cub/device/device_topk.cuh>
 #include <cuda/stream_ref>
 #else
@@ -95,28 +91,44 @@ class cta_radix_select {
   }
 
  private:
-  /// Counts the next digit of all keys that begin like `prefix`. Of the lanes of a warp those that
-  /// have the first one's digit add together: where scores are alike, all of them.
+  static constexpr int loads = 8;
+
+  /// Of the lanes of a warp those that have the first one's digit add together: where scores are
+  /// alike, all of them.
+  __device__ static void count_digit(std::uint32_t* histogram, bool counts, std::uint32_t digit) {
+    const unsigned counting = __ballot_sync(0xffffffffu, counts);
+    if (counting == 0) return;
+    const int first = __ffs(static_cast<int>(counting)) - 1;
+    const bool is_first = static_cast<int>(threadIdx.x % 32) == first;
+    const std::uint32_t first_digit = __shfl_sync(0xffffffffu, digit, first);
+    const bool is_shared = counts && digit == first_digit;
+    const int together = __popc(__ballot_sync(0xffffffffu, is_shared));
+    if (is_first) {
+      atomicAdd(histogram + digit, static_cast<std::uint32_t>(together));
+    } else if (counts && !is_shared) {
+      atomicAdd(histogram + digit, 1u);
+    }
+  }
+
+  /// Counts the next digit of all keys that begin like `prefix`.
   __device__ static void count(std::uint32_t* histogram, const std::uint64_t* keys,
                                std::int64_t length, std::uint64_t prefix, std::uint64_t known,
                                int shift) {
     const int thread = static_cast<int>(threadIdx.x);
     for (int i = thread; i < buckets; i += Threads) histogram[i] = 0;
     __syncthreads();
-    for (std::int64_t start = 0; start < length; start += Threads) {
-      const std::uint64_t key = start + thread < length ? keys[start + thread] : 0;
-      const bool counts = start + thread < length && (key & known) == prefix;
-      const auto digit = static_cast<std::uint32_t>((key & ~known) >> shift);
-      const unsigned counting = __ballot_sync(0xffffffffu, counts);
-      if (counting == 0) continue;
-      const int first = __ffs(static_cast<int>(counting)) - 1;
-      const std::uint32_t shared_digit = __shfl_sync(0xffffffffu, digit, first);
-      const bool is_shared = counts && digit == shared_digit;
-      const int together = __popc(__ballot_sync(0xffffffffu, is_shared));
-      if (thread % 32 == first) {
-        atomicAdd(histogram + digit, static_cast<std::uint32_t>(together));
-      } else if (counts && !is_shared) {
-        atomicAdd(histogram + digit, 1u);
+    for (std::int64_t start = thread; start - thread < length; start += loads * Threads) {
+      // All at once: the CTA waits for memory once a turn.
+      std::uint64_t key[loads];
+#pragma unroll
+      for (int i = 0; i < loads; ++i) {
+        const std::int64_t at = start + i * Threads;
+        key[i] = at < length ? keys[at] : 0;
+      }
+#pragma unroll
+      for (int i = 0; i < loads; ++i) {
+        const bool counts = start + i * Threads < length && (key[i] & known) == prefix;
+        count_digit(histogram, counts, static_cast<std::uint32_t>((key[i] & ~known) >> shift));
       }
     }
     __syncthreads();
@@ -196,7 +208,7 @@ struct cuda_top_k {
   /// measured: a CTA reads a row three to four times at some 60 GB/s; CUB's launches for a row take
   /// some 40 us.
   static constexpr std::int64_t long_row = std::int64_t{1} << 17;
-  static constexpr int threads = 512;
+  static constexpr int threads = 1024;
 
   [[nodiscard]] static std::size_t workspace_bytes(const top_k_shape& shape,
                                                    cuda_top_k_way way = cuda_top_k_way::automatic) {

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// Who gets pages, and from whom they are taken: all that a request lacks or nothing, the oldest
+/// first, and never so that everybody waits for everybody.
+#pragma once
+
+#include <cstdint>
+
+#include "pulseinfer/detail/schedule_books.hpp"
+
+namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
+
+/// Counts pages. Which ones they are is the engine's business.
+///
+/// A request that lacks pages gets all of them at once. While the oldest one cannot have its own,
+/// younger ones may pass, but not for more than `patience` batches. If what the oldest lacks is
+/// held by younger ones that cannot run either, or it has waited for longer than that, they give
+/// theirs back, the youngest first. So the oldest always runs, and then the next one is the oldest.
+class schedule_pages {
+ public:
+  schedule_pages(std::int32_t pages, std::uint64_t patience)
+      : total_(pages), free_(pages), patience_(patience) {}
+
+  [[nodiscard]] std::int32_t total() const noexcept { return total_; }
+  [[nodiscard]] std::int32_t free() const noexcept { return free_; }
+
+  /// Raises what a request must hold, and gives it that if nobody older lacks some.
+  /// @return whether it holds all of it
+  bool need(schedule_books& books, std::int32_t i, std::int32_t pages) noexcept {
+    layer_task& t = books.task(i);
+    const bool lacked = t.lacks_pages();
+    t.pages_needed = pages > t.pages_needed ? pages : t.pages_needed;
+    if (!t.lacks_pages()) return true;
+    if (!lacked) begin_lack(books, t);
+    if (lacking_ == 1) (void)give(t);
+    return !t.lacks_pages();
+  }
+  /// A request lacks pages again, or no longer wants any.
+  void begin_lack(const schedule_books& books, layer_task& t) noexcept {
+    ++lacking_;
+    t.short_since = books.batches;
+  }
+  void end_lack(const layer_task& t) noexcept {
+    if (t.lacks_pages()) --lacking_;
+  }
+  /// The pages of a request are nobody's again.
+  void take_back(layer_task& t) noexcept {
+    free_ += t.pages_held;
+    t.pages_held = 0;
+  }
+
+  /// Gives pages to all that can have them, the oldest first. `granted(i)` is called for each that
+  /// got some, `preempt(i)` for each that must give its own back.
+  template <class Granted, class Preempt>
+  void grant(schedule_books& books, Granted granted, Preempt preempt) {
+    std::uint64_t after = 0;  // whom we have looked at
+    std::int32_t oldest = -1;
+    while (lacking_ > 0) {
+      const std::int32_t i = next_lacking(books, after);
+      if (i < 0) break;
+      layer_task& t = books.task(i);
+      after = t.age;
+      if (give(t)) {
+        granted(i);
+        continue;
+      }
+      if (oldest < 0) oldest = i;
+      if (is_overdue(books, books.task(oldest))) break;  // nobody passes it any more
+    }
+    if (oldest >= 0) make_room(books, oldest, preempt);
+  }
+
+ private:
+  [[nodiscard]] bool is_overdue(const schedule_books& books, const layer_task& t) const noexcept {
+    return books.batches - t.short_since >= patience_;
+  }
+  bool give(layer_task& t) noexcept {
+    const std::int32_t lacks = t.pages_needed - t.pages_held;
+    if (lacks > free_) return false;
+    free_ -= lacks;
+    t.pages_held = t.pages_needed;
+    --lacking_;
+    return true;
+  }
+  [[nodiscard]] static bool asks(const layer_task& t) noexcept {
+    return t.held && t.lacks_pages() && !t.parked && !t.leaving && !t.done;
+  }
+  [[nodiscard]] static std::int32_t next_lacking(schedule_books& books,
+                                                 std::uint64_t after) noexcept {
+    std::int32_t found = -1;
+    for (std::size_t i = 0; i < books.tasks.size(); ++i) {
+      const layer_task& t = books.tasks[i];
+      if (!asks(t) || t.age <= after) continue;
+      if (found < 0 || t.age < books.task(found).age) found = static_cast<std::int32_t>(i);
+    }
+    return found;
+  }
+
+  /// What a request would give: it is younger, and nothing runs on its pages.
+  [[nodiscard]] bool may_give(const layer_task& t, const layer_task& to,
+                              bool overdue) const noexcept {
+    if (!t.held || t.age <= to.age || t.pages_held == 0 || t.leaving || t.giving_back) return false;
+    const bool is_stuck = t.state == layer_state::waiting || t.state == layer_state::parked ||
+                          t.state == layer_state::done;
+    return is_stuck || overdue;
+  }
+
+  template <class Preempt>
+  void make_room(schedule_books& books, std::int32_t i, Preempt preempt) {
+    const layer_task& to = books.task(i);
+    const bool overdue = is_overdue(books, to);
+    const std::int32_t lacks = to.pages_needed - to.pages_held;
+    std::int32_t coming = free_;
+    std::int32_t could = 0;
+    for (const layer_task& t : books.tasks) {
+      if (t.held && (t.leaving || t.giving_back)) coming += t.pages_held;
+      if (may_give(t, to, overdue)) could += t.pages_held;
+    }
+    if (coming >= lacks || coming + could < lacks) return;
+    while (coming < lacks) {
+      std::int32_t youngest = -1;
+      for (std::size_t k = 0; k < books.tasks.size(); ++k) {
+        const layer_task& t = books.tasks[k];
+        if (!may_give(t, to, overdue)) continue;
+        if (youngest < 0 || t.age > books.task(youngest).age) {
+          youngest = static_cast<std::int32_t>(k);
+        }
+      }
+      if (youngest < 0) return;
+      coming += books.task(youngest).pages_held;
+      preempt(youngest);
+    }
+  }
+
+  std::int32_t total_;
+  std::int32_t free_;
+  std::uint64_t patience_;
+  std::int32_t lacking_ = 0;  ///< requests that lack pages, parked ones too
+};
+
+}  // namespace pulseinfer::detail
