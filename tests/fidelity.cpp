@@ -82,6 +82,13 @@ TEST_CASE("a number of the command line") {
 
 TEST_CASE("a plot has its points within its axes") {
   CHECK(fidelity::log_ticks(3, 60) == std::vector<double>{5, 10, 20, 50});
+  const auto near = [](const std::vector<double>& is, const std::vector<double>& should) {
+    return std::equal(is.begin(), is.end(), should.begin(), should.end(),
+                      [](double a, double b) { return a == doctest::Approx(b); });
+  };
+  CHECK(near(fidelity::linear_ticks(0.69, 0.93), {0.7, 0.75, 0.8, 0.85, 0.9}));
+  CHECK(near(fidelity::linear_ticks(-1, 9), {0, 2, 4, 6, 8}));
+  CHECK(near(fidelity::linear_ticks(0, 4), {0, 1, 2, 3, 4}));
   CHECK_THROWS_AS((void)fidelity::svg_plot("t", "x", "y", {}), std::invalid_argument);
   CHECK_THROWS_AS((void)fidelity::svg_plot("t", "x", "y", {{"zero", {{0, 1}}}}),
                   std::invalid_argument);

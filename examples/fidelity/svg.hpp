@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -41,6 +42,24 @@ inline std::vector<double> log_ticks(double low, double high) {
     }
   }
   return out;
+}
+
+/// Where the ticks of a linear axis stand: four to nine of them, at whole multiples of 1, 2 or 5
+/// times a power of ten, within [low, high].
+inline std::vector<double> linear_ticks(double low, double high) {
+  double step = std::pow(10, std::floor(std::log10((high - low) / 4)));
+  for (const double factor : {5.0, 2.0}) {
+    if (step * factor <= (high - low) / 4) {
+      step *= factor;
+      break;
+    }
+  }
+  std::vector<double> out;
+  for (auto i = static_cast<std::int64_t>(std::ceil(low / step));; ++i) {
+    const double at = static_cast<double>(i) * step;
+    if (at > high) return out;
+    out.push_back(at);
+  }
 }
 
 /// @throws std::invalid_argument  without a point, or with one whose x is not above zero
@@ -93,11 +112,10 @@ inline std::string svg_plot(const std::string& title, const std::string& x_name,
         at_x(x), bottom);
     put("<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%g</text>\n", at_x(x), bottom + 18, x);
   }
-  for (int tick = 0; tick <= 5; ++tick) {
-    const double y = low_y + margin + (high_y - low_y - 2 * margin) * tick / 5;
+  for (const double y : linear_ticks(low_y, high_y)) {
     put("<line x1=\"%g\" y1=\"%.1f\" x2=\"%g\" y2=\"%.1f\" stroke=\"#ddd\"/>\n", left, at_y(y),
         right, at_y(y));
-    put("<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%.3f</text>\n", left - 6, at_y(y) + 4, y);
+    put("<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n", left - 6, at_y(y) + 4, y);
   }
   put("<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">", (left + right) / 2, bottom + 42);
   out += svg_escaped(x_name) + "</text>\n";
