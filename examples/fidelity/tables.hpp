@@ -17,15 +17,17 @@
 
 namespace fidelity {
 
-inline void digests_table(book& b) {
-  b.print("\nAttention mass that lists of k blocks read, by digest (sinks and window included)\n");
+/// Digests under the rule `mean`, and the true masses: what `value` says of each outcome.
+template <class Value>
+void by_digest(book& b, const char* title, const Value& value) {
+  b.print("\n%s\n", title);
   b.print("  %-36s", "digest, lists");
   for (const std::int32_t k : budgets) b.print("  k %-4d", k);
-  b.print("  error at k 64\n");
+  b.print("\n");
   const auto row = [&](const std::string& name, const auto& of) {
     b.print("  %-36s", name.c_str());
-    for (const std::int32_t k : budgets) b.print("  %.4f", b(of(k)).mean_mass());
-    b.print("  %.4f\n", b(of(64)).mean_error());
+    for (const std::int32_t k : budgets) b.print("  %.4f", value(b(of(k))));
+    b.print("\n");
   };
   for (const auto& [digest, kind] : digest_kinds) {
     const choice how{.digest = kind, .rule = consensus_rule::mean};
@@ -35,6 +37,13 @@ inline void digests_table(book& b) {
   }
   row("true masses, every head", [](std::int32_t k) { return exactly(scope::query_head, k); });
   row("true masses, one a layer", [](std::int32_t k) { return exactly(scope::layer, k); });
+}
+
+inline void digests_table(book& b) {
+  by_digest(b, "Attention mass that lists of k blocks read, by digest (sinks and window included)",
+            [](const outcome& o) { return o.mean_mass(); });
+  by_digest(b, "Relative error of the attention's output over the same blocks",
+            [](const outcome& o) { return o.mean_error(); });
 }
 
 inline void elements_table(book& b) {
