@@ -8,9 +8,12 @@
 // memory, on pages of 2 MiB where the system grants them. No block size matters: keys are not read.
 //
 // Baseline: the digests of another layer read by loads of 32 bytes (AVX2; 16 without) into four sums,
-// with as many threads as score, which is one: the stream's. In turn, a layer each; the median of time
-// of the reading / time of the scores. Also noted, not judged: the share of the time that arithmetic
-// takes, as time of the same scores over one tile that stays in the cache / time of the scores.
+// by a kernel of the same backend on the same stream, whose one thread runs both. In turn, a layer each; the median of time
+// of the reading / time of the scores.
+//
+// Noted beside it: in_cache_gb_per_s is the rate of the same kernel over one tile that stays in the
+// cache, which is what arithmetic alone allows: for each element 8 products and 8 sums, rounded
+// apart, without fused instructions.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -18,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
 #include <vector>
 
 #include "pulseinfer/detail/random.hpp"
@@ -64,6 +68,18 @@ PULSEINFER_BENCH_WIDE std::uint64_t read_all(const std::byte* at, std::size_t by
   return all[0] + all[1] + all[2] + all[3];
 }
 
+/// Kernel body: reads a part of some memory.
+struct read_part {
+  static constexpr std::int64_t bytes = 128 << 10;  // of a tile
+
+  const std::byte* at;
+  std::uint64_t* sum;
+
+  void operator()(std::int64_t part, std::int64_t) const {
+    *sum += read_all(at + part * bytes, bytes);
+  }
+};
+
 /// One request with digests of all layers, all of them made of random numbers.
 struct setting {
   setting()
@@ -109,8 +125,39 @@ struct setting {
   }
   double read(std::int32_t layer) {
     const auto start = clock_type::now();
-    benchmark::DoNotOptimize(read_all(digests.view(layer).tiles, bytes()));
+    machine.for_each({static_cast<std::int64_t>(bytes()) / read_part::bytes, 1}, {}, bytes(),
+                     read_part{digests.view(layer).tiles, &sum}, stream);
+    machine.sync(stream);
     return seconds_since(start);
+  }
+  /// Bytes a second of the scores of one tile again and again.
+  double in_cache() {
+    constexpr query_columns shape{.kv_heads = 8, .head_dim = 128, .heads = 8, .tokens = 1};
+    device_buffer<float, host_backend> arranged(
+        machine, static_cast<std::size_t>(shape.kv_heads * shape.size()));
+    for (std::size_t i = 0; i < arranged.size(); ++i) arranged.data()[i] = 0.5f;
+    std::vector<float> most(8 * tile_blocks), total(8 * tile_blocks);
+    const std::int32_t full = tile_blocks;
+    const score_blocks op{.digest = digests.view(0),
+                          .shape = shape,
+                          .queries = arranged.data(),
+                          .requests = rows.data(),
+                          .full = &full,
+                          .tiles = 1,
+                          .piece = shape.columns(),
+                          .scale = 0.1f,
+                          .most = most.data(),
+                          .total = total.data(),
+                          .stride = tile_blocks};
+    std::vector<double> rates;
+    for (int round = 0; round < 9; ++round) {
+      const auto start = clock_type::now();
+      for (int i = 0; i < 1024; ++i) op.whole_block(i % 2);  // two heads: 32 KiB
+      rates.push_back(1024.0 * static_cast<double>(digests.form().head_bytes()) /
+                      seconds_since(start));
+      benchmark::DoNotOptimize(most.data());
+    }
+    return pulseinfer_bench::median(rates);
   }
 
   host_backend machine{{.workers = 1}};
@@ -120,6 +167,7 @@ struct setting {
   device_buffer<std::int32_t, host_backend> batch_arrays;  // the host's own memory, on this backend
   device_buffer<float, host_backend> queries;
   std::vector<std::int32_t> rows = {0};
+  std::uint64_t sum = 0;
 };
 
 void select(benchmark::State& state) {
@@ -141,6 +189,7 @@ void select(benchmark::State& state) {
   const auto bytes = static_cast<double>(s.bytes());
   state.counters["score_gb_per_s"] = bytes / pulseinfer_bench::median(scored) * 1e-9;
   state.counters["read_gb_per_s"] = bytes / pulseinfer_bench::median(read) * 1e-9;
+  state.counters["in_cache_gb_per_s"] = s.in_cache() * 1e-9;
   state.counters["ratio"] = ratio;
   state.counters["vectors"] = detail::has_score_vectors() ? 1 : 0;
   pulseinfer_bench::report("select_vs_read_bandwidth", ratio);

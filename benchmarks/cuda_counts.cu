@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What recalls ask of a CUDA device, counted: copies for each chunk, synchronisations for each
-// recall, and the share of the touched 32-byte sectors that the scatter kernel has a use for.
+// What recalls and scores ask of a CUDA device, counted.
+//
+// Recalls: copies for each chunk, synchronisations for each recall, and the share of the touched
+// 32-byte sectors that the scatter kernel has a use for.
+//
+// Scores: the share of the touched sectors that the kernel has a use for, and the bytes of those
+// sectors over the bytes of the digests. One row, 4,096 blocks, 8 KV heads of 128 channels, mean
+// digests in FP16, 64 query heads. Sectors of results and of tables count; the queries count once,
+// though every warp reads them: they are 4 KiB for a KV head, one address at a time for a whole
+// warp, and stay in the nearest cache, which that runtime does not have.
 //
 // Counts, not times: they come from the CUDA runtime that runs kernels on the CPU, and are the same
 // on every machine. No other runtime tells them, so without that one the program fails. No baseline,
@@ -100,6 +108,72 @@ std::vector<counts> count_all() {
           count(one_head, make_layout(one_head, units / 4, {.head_groups = 4}))};
 }
 #endif
+
+#if __has_include("ptxsim_stats.h")
+struct score_counts {
+  double sector_efficiency = 0;
+  double bytes_vs_digests = 0;
+};
+
+score_counts count_scores() {
+  cuda_backend backend;
+  auto stream = backend.make_stream(stream_priority::normal);
+  constexpr std::int64_t blocks = 4096;
+  constexpr std::int64_t tiles = blocks / tile_blocks;
+  constexpr query_columns shape{.kv_heads = 8, .head_dim = 128, .heads = 8, .tokens = 1};
+  const kv_geometry g{.layers = 1, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim};
+  digest_store<cuda_backend> digests(
+      backend, g, {.max_requests = 1, .max_blocks = blocks, .element = element_type::f16});
+  if (!digests.reserve(0, blocks, stream)) throw std::runtime_error("no tiles");
+  device_buffer<float, cuda_backend> queries(backend, shape.kv_heads * shape.size());
+  device_buffer<float, cuda_backend> most(backend, shape.kv_heads * blocks);
+  device_buffer<float, cuda_backend> total(backend, shape.kv_heads * blocks);
+  pinned_buffer<std::int32_t, cuda_backend> row(backend, 2);
+  row[0] = 0;
+  row[1] = blocks;
+  const score_blocks body{.digest = digests.view(0),
+                          .shape = shape,
+                          .queries = queries.data(),
+                          .requests = row.device_data(),
+                          .full = row.device_data() + 1,
+                          .tiles = tiles,
+                          .piece = shape.columns(),
+                          .scale = 1.0f,
+                          .most = most.data(),
+                          .total = total.data(),
+                          .stride = blocks};
+  ptxsim::reset();
+  backend.for_each({tiles * shape.kv_heads, body.words()}, {}, 0, body, stream);
+  backend.sync(stream);
+  const ptxsim_kernel_counters found = ptxsim::kernel("score_blocks");
+  // A warp has one KV head of one tile: of each channel it asks for two times four queries.
+  const std::uint64_t query_loads = tiles * shape.kv_heads * shape.head_dim * 2;
+  if (found.launches != 1 || found.requests_width_16 != query_loads) {
+    throw std::runtime_error("the score kernel did not run, or not as this counts");
+  }
+  const auto sectors =
+      static_cast<double>(found.sectors_loaded + found.sectors_stored - query_loads);
+  const auto digest_bytes = static_cast<double>(digests.form().tile_bytes() * tiles);
+  const auto result_bytes = static_cast<double>(most.bytes() + total.bytes());
+  return {(digest_bytes + result_bytes) / (32.0 * sectors),
+          (32.0 * sectors + static_cast<double>(queries.bytes())) / digest_bytes};
+}
+#endif
+
+void score(benchmark::State& state) {
+  if (!ptxsim::available()) {
+    throw std::runtime_error("cuda_counts: this is not the runtime that counts");
+  }
+#if __has_include("ptxsim_stats.h")
+  score_counts found;
+  for (auto _ : state) found = count_scores();
+  state.counters["sector_efficiency"] = found.sector_efficiency;
+  state.counters["bytes_vs_digests"] = found.bytes_vs_digests;
+  pulseinfer_bench::report("cuda_score_sector_efficiency", found.sector_efficiency);
+  pulseinfer_bench::report("cuda_score_bytes_vs_digest_bytes", found.bytes_vs_digests);
+#endif
+}
+BENCHMARK(score)->Iterations(1)->Unit(benchmark::kMillisecond);
 
 void recall(benchmark::State& state) {
   if (!ptxsim::available()) {

@@ -98,6 +98,8 @@ class resolver {
         rank_(slots(), 0),
         clock_(static_cast<std::size_t>(rows), 0),
         reach_(static_cast<std::size_t>(rows), 0),
+        totals_(static_cast<std::size_t>(rows)),
+        mirrors_(static_cast<std::size_t>(rows)),
         slot_of_(static_cast<std::size_t>(rows) * max_blocks, -1),
         page_in_(slots()),
         lent_(static_cast<std::size_t>(rows), capacity),
@@ -118,6 +120,9 @@ class resolver {
                                                           .rank = rank_.data(),
                                                           .clock = clock_.data(),
                                                           .reach = reach_.data(),
+                                                          .last_use = nullptr,
+                                                          .totals = totals_.data(),
+                                                          .mirrors = mirrors_.data(),
                                                           .slot_of = slot_of_.data(),
                                                           .page_in = page_in_.data(),
                                                           .lent = lent_.data(),
@@ -152,7 +157,10 @@ class resolver {
   std::int32_t k_;
   std::int32_t capacity_;
   pulseinfer::detail::use_rank ranks_;
-  std::vector<std::int32_t> block_in_, rank_, clock_, reach_, slot_of_, page_in_, lent_;
+  std::vector<std::int32_t> block_in_, rank_, clock_, reach_;
+  std::vector<pulseinfer::detail::residency_totals> totals_;
+  std::vector<pulseinfer::residency_counts> mirrors_;
+  std::vector<std::int32_t> slot_of_, page_in_, lent_;
   std::vector<std::int32_t> requests_, counts_, pages_, scratch_;
   std::vector<pulseinfer::unit_miss> misses_;
   std::vector<std::int32_t> miss_counts_, chosen_counts_;

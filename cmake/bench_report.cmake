@@ -3,8 +3,8 @@
 #       -D report=FILE -P bench_report.cmake
 # Merges the JSON objects of numbers that the benchmark programs left in FOLDER into one, adds the
 # object of `targets` (same keys; the file may be absent) under "targets", writes `report` and prints
-# a table of it. A target is a number, which the value should reach, or {"at_most": number}. A key that
-# has a target and no figure is null, and "not_measured" says why: for keys cuda_..., and
+# a table of it. A target is a number, which the value should reach, or {"at_most": number}, or
+# {"exactly": number}, which the value must be: another one fails. A key that has a target and no figure is null, and "not_measured" says why: for keys cuda_..., and
 # those of recorded traffic, it is REASON.
 cmake_minimum_required(VERSION 3.24)
 
@@ -30,8 +30,8 @@ function(print_row key value target)
 endfunction()
 
 # The keys of the object `json`, and in `prefix`_<key> the numbers as they are written in it:
-# string(JSON GET) would turn 0.1 into 0.10000000000000001. Of {"at_most": number}, also
-# `prefix`_at_most_<key>.
+# string(JSON GET) would turn 0.1 into 0.10000000000000001. `prefix`_sign_<key> is what such a
+# target says: "<=" of {"at_most": number}, "=" of {"exactly": number}, or nothing.
 function(read_object json prefix)
   string(JSON count LENGTH "${json}")
   set(keys "")
@@ -41,14 +41,18 @@ function(read_object json prefix)
       string(JSON key MEMBER "${json}" ${index})
       string(REGEX REPLACE "([][+.*()^$?|\\])" "\\\\\\1" pattern "${key}")
       set(blank "[ \t\r\n]*")
-      set(at_most FALSE)
-      if(json MATCHES "\"${pattern}\"${blank}:${blank}{${blank}\"at_most\"${blank}:${blank}([-+.0-9eE]+)${blank}}")
-        set(at_most TRUE)
-      elseif(NOT json MATCHES "\"${pattern}\"${blank}:${blank}([-+.0-9eE]+)")
-        message(FATAL_ERROR "the value of ${key} is neither a number nor {\"at_most\": number}")
+      set(value "\"${pattern}\"${blank}:${blank}")
+      set(sign "")
+      if(json MATCHES "${value}{${blank}\"at_most\"${blank}:${blank}([-+.0-9eE]+)${blank}}")
+        set(sign "<=")
+      elseif(json MATCHES "${value}{${blank}\"exactly\"${blank}:${blank}([-+.0-9eE]+)${blank}}")
+        set(sign "=")
+      elseif(NOT json MATCHES "${value}([-+.0-9eE]+)")
+        message(FATAL_ERROR "the value of ${key} is neither a number, {\"at_most\": number} nor "
+                            "{\"exactly\": number}")
       endif()
       list(APPEND keys "${key}")
-      set(${prefix}_at_most_${key} ${at_most} PARENT_SCOPE)
+      set(${prefix}_sign_${key} "${sign}" PARENT_SCOPE)
       set(${prefix}_${key} "${CMAKE_MATCH_1}" PARENT_SCOPE)
     endforeach()
   endif()
@@ -62,8 +66,9 @@ endif()
 read_object("${wanted}" target)
 # As the table shows it.
 foreach(key IN LISTS target_keys)
-  if(target_at_most_${key})
-    set(target_${key} "<= ${target_${key}}")
+  set(wanted_${key} "${target_${key}}")
+  if(target_sign_${key})
+    set(target_${key} "${target_sign_${key}} ${target_${key}}")
   endif()
 endforeach()
 
@@ -124,3 +129,9 @@ foreach(key IN LISTS target_keys)
   endif()
 endforeach()
 execute_process(COMMAND "${CMAKE_COMMAND}" -E echo "written to ${report}")
+foreach(key IN LISTS target_keys)
+  if(target_sign_${key} STREQUAL "=" AND DEFINED value_${key}
+     AND NOT value_${key} EQUAL wanted_${key})
+    message(SEND_ERROR "${key} is ${value_${key}}, expected exactly ${wanted_${key}}")
+  endif()
+endforeach()

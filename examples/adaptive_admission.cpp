@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // A simulated link of 1 GB/s that gets busy and idle again, and what admission makes of it.
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <vector>
@@ -15,7 +14,7 @@ int main() {
   device_buffer<std::byte, simulated_backend> memory(backend, 8 * layout.plane_bytes());
   std::vector<layer_planes> planes;
   for (int layer = 0; layer < 4; ++layer) {
-    std::byte* const keys = memory.data() + 2 * layer * layout.plane_bytes();
+    std::byte* const keys = memory.data() + 2L * layer * layout.plane_bytes();
     planes.push_back({.plane = {keys, keys + layout.plane_bytes()}});
   }
   const kv_pool pool(geometry, layout, planes);
@@ -31,9 +30,12 @@ int main() {
   std::vector<double> active(4), placement(4);
 
   std::vector<unit_target> units;
-  for (int block = 0; block < 32; ++block) units.push_back({0, block, block});
-  for (int layer = 0; layer < 4; ++layer)
+  for (int block = 0; block < 32; ++block) {
+    units.push_back({0, logical_block{block}, device_page{block}});
+  }
+  for (int layer = 0; layer < 4; ++layer) {
     mover.offload(layer, {&sequence, 1}, units, stream)->sync();
+  }
 
   const auto decide = [&] {
     const double now = 1e-9 * static_cast<double>(backend.now_ns());

@@ -44,9 +44,9 @@ void observe(adaptive_admission& policy, const link_snapshot& link, int times = 
   for (int i = 0; i < times; ++i) policy.observe(link, activity);
 }
 std::vector<double> shares(const adaptive_admission& policy) {
-  std::vector<double> all;
-  for (std::int32_t layer = 0; layer < policy.layers(); ++layer) {
-    all.push_back(policy.offload_share(layer));
+  std::vector<double> all(static_cast<std::size_t>(policy.layers()));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    all[i] = policy.offload_share(static_cast<std::int32_t>(i));
   }
   return all;
 }
@@ -432,8 +432,10 @@ TEST_CASE("admission: what does not fit stays less, the least active first, and 
 TEST_CASE("admission: ranks with links of their own go apart unless they agree") {
   std::vector<adaptive_admission> apart(8, adaptive_admission(8)), together = apart;
   for (int step = 0; step < 40; ++step) {
-    std::vector<link_snapshot> local;
-    for (int rank = 0; rank < 8; ++rank) local.push_back(busy(0.1 * rank + 0.1));
+    std::vector<link_snapshot> local(8);
+    for (int rank = 0; rank < 8; ++rank) {
+      local[static_cast<std::size_t>(rank)] = busy(0.1 * rank + 0.1);
+    }
     for (std::size_t rank = 0; rank < 8; ++rank) {
       apart[rank].observe(local[rank], {});
       together[rank].observe(pulseinfer::merge(local), {});

@@ -14,6 +14,7 @@
 
 namespace {
 
+using pulseinfer::admission_filter;
 using pulseinfer::admission_policy;
 using pulseinfer::eviction_policy;
 using pulseinfer::logical_block;
@@ -137,6 +138,22 @@ static_assert(!admission_policy<admission_without_placement>);
 static_assert(!admission_policy<admission_that_never_sheds>);
 static_assert(!admission_policy<int>);
 
+// admission_filter: movable, one call that says yes or no.
+
+struct filter_immovable : archetype::admission_filter {
+  filter_immovable(filter_immovable&&) = delete;
+};
+struct filter_of_text {
+  bool admit(const char*);
+};
+struct filter_that_says_nothing {
+  void admit(std::uint64_t);
+};
+static_assert(admission_filter<archetype::admission_filter>);
+static_assert(!admission_filter<filter_immovable>);
+static_assert(!admission_filter<filter_of_text>);
+static_assert(!admission_filter<filter_that_says_nothing>);
+
 // row_group: copyable, six const calls.
 
 struct group_immovable : archetype::row_group {
@@ -208,7 +225,8 @@ static_assert(!pulseinfer::backend<int>);
 
 /// What the concepts ask for is enough for what is built on them: this compiles.
 TEST_CASE("concepts: a store over archetypes of backend and policy") {
-  using store_type = pulseinfer::block_store<archetype::backend, archetype::eviction_policy>;
+  using store_type = pulseinfer::block_store<archetype::backend, archetype::eviction_policy,
+                                             archetype::admission_filter>;
   store_type store(archetype::backend{}, {.layers = 1, .kv_heads = 1, .head_dim = 8},
                    {.capacity_bytes = 1'024, .max_sequences = 2, .max_blocks = 4});
   const auto id = store.open_sequence().value();
@@ -221,6 +239,11 @@ TEST_CASE("concepts: a store over archetypes of backend and policy") {
   const auto lease = store.acquire(id, 0);
   REQUIRE(lease.find(logical_block{1}) != nullptr);
   CHECK(*lease.find(logical_block{1}) == std::byte{7});
+  // This filter keeps out what has a name.
+  const pulseinfer::block_key prompt[] = {{1, 2}};
+  const auto named = store.open_sequence(prompt)->sequence;
+  CHECK(store.reserve(named, 0, logical_block{0}).outcome ==
+        pulseinfer::reserve_outcome::not_admitted);
   // This policy never gives anything up.
   CHECK(store.reserve(id, 0, logical_block{2}).outcome == pulseinfer::reserve_outcome::full);
 }

@@ -51,7 +51,7 @@ struct scene {
             .factor = nullptr,
             .stride = stride,
             .pieces = 3,
-            .queries = 6,
+            .share = 1.0f / 6,
             .begin = begin,
             .end = end,
             .tiles = 2,
@@ -112,7 +112,7 @@ TEST_CASE("consensus rule: a tile at once is as block after block, with factors 
       auto op = s->body(consensus_rule::max);
       if (apart) {
         op.total = nullptr;
-        op.queries = 3;
+        op.share = 1.0f / 3;
         op.factor = s->factor.data();
         op.masses = s->masses.data();
       }

@@ -19,7 +19,6 @@ namespace {
 
 using doctest::Approx;
 using pulseinfer::layer_activity;
-using pulseinfer::layer_step;
 
 std::vector<double> read(const layer_activity& activity, double now) {
   std::vector<double> all(static_cast<std::size_t>(activity.layers()));
@@ -107,6 +106,7 @@ TEST_CASE("layer_activity: threads record while another one reads, without an al
   }
   CHECK(test::allocations() == before);
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (std::int32_t layer = 0; layer < 4; ++layer) {
     threads.emplace_back([&activity, layer] {
       for (int i = 0; i < 1'000; ++i) {

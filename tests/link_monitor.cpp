@@ -195,6 +195,7 @@ TEST_CASE("link_monitor: threads report while another one reads, nothing is lost
   }
   CHECK(test::allocations() == before);
   std::vector<std::thread> reporters;
+  reporters.reserve(threads);
   for (int t = 0; t < threads; ++t) {
     reporters.emplace_back([&monitor, t] {
       for (int i = 0; i < each; ++i) {

@@ -17,6 +17,7 @@
 #include <stdexcept>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "pulseinfer/detail/random.hpp"
@@ -38,15 +39,15 @@ block_key some_key(random_source& draw) {
   return {draw.next(), draw.next()};
 }
 
+std::int64_t buckets_of(std::int32_t capacity) {
+  return capacity / 6 * 5 + 5;
+}
 /// A key whose search begins in a bucket of an index with `capacity`: buckets divide the range of
 /// the upper half of `low` evenly.
 block_key key_in(std::int32_t capacity, std::int64_t bucket, std::uint64_t number) {
-  const std::int64_t buckets = capacity / 2 + 1;
+  const std::int64_t buckets = buckets_of(capacity);
   const auto first = static_cast<std::uint64_t>(((bucket << 32) + buckets - 1) / buckets);
   return {first << 32 | number, number};
-}
-std::int64_t buckets_of(std::int32_t capacity) {
-  return capacity / 2 + 1;
 }
 
 /// An index and a map, which have to agree.
@@ -407,7 +408,7 @@ TEST_CASE("prefix_index: bad groups and sizes are named, and change nothing") {
 TEST_CASE("prefix_index: allocates in its constructor, few bytes a group, and never again") {
   for (const std::int32_t capacity : {0, 1, 7, 1000, 100'000}) {
     const prefix_index index(capacity);
-    CHECK(index.bytes() <= 381 * std::int64_t{capacity} / 10 + 200);
+    CHECK(index.bytes() <= 695 * std::int64_t{capacity} / 10 + 600);
   }
   random_source draw(5);
   prefix_index index(1000);
@@ -508,6 +509,134 @@ TEST_CASE("prefix_index: a reader never sees halves of two entries as one") {
   for (std::int64_t n = 0; n < rounds || looks.load(std::memory_order_relaxed) < rounds; ++n) {
     (void)index.insert(n % 2 == 0 ? first : second, 0);
     index.erase(0);
+  }
+  is_over = true;
+  reader.join();
+  CHECK(wrong.load() == 0);
+}
+
+TEST_CASE("prefix_index: what is told of the blocks before agrees with each block's own entry") {
+  // A tree of prompts: block i is behind block (i - 1) / 2, or behind the last one of a long chain.
+  constexpr std::int32_t count = 60;
+  const auto parent_of = [](std::int32_t i) { return i >= 30 ? i - 1 : (i + 1) / 2 - 1; };
+  random_source draw(9);
+  prefix_index index(2 * count);
+  std::vector<block_key> keys(count);
+  for (block_key& key : keys) key = some_key(draw);
+  std::vector<std::int32_t> group_of(count, -1);
+  std::vector<bool> ready(count, false);
+  const std::int64_t rounds = test::rounds<std::int64_t>(50'000, 3'000'000);
+  for (std::int64_t n = 0; n < rounds; ++n) {
+    const auto block = static_cast<std::int32_t>(draw.below(count));
+    const auto i = static_cast<std::size_t>(block);
+    const bool is_full_time = n / 1000 % 2 == 0;  // long prefixes are there, then few
+    if (group_of[i] < 0) {
+      const std::int32_t parent = parent_of(block);
+      const std::int32_t before = parent < 0 ? -1 : group_of[static_cast<std::size_t>(parent)];
+      group_of[i] = 2 * block + static_cast<std::int32_t>(draw.below(2));
+      ready[i] = !draw.one_in(4);
+      REQUIRE(index.insert(keys[i], group_of[i], ready[i], draw.one_in(8) ? -1 : before) ==
+              group_of[i]);
+    } else if (draw.one_in(is_full_time ? 16 : 2)) {
+      index.erase(std::exchange(group_of[i], -1));
+    } else {
+      ready[i] = draw.one_in(2) || is_full_time;
+      index.set_ready(group_of[i], ready[i]);
+    }
+    std::vector<std::int32_t> path;
+    for (auto at = static_cast<std::int32_t>(draw.below(count)); at >= 0; at = parent_of(at)) {
+      path.insert(path.begin(), at);
+    }
+    std::vector<block_key> chain;
+    std::vector<std::int32_t> expected;
+    for (const std::int32_t at : path) {
+      chain.push_back(keys[static_cast<std::size_t>(at)]);
+      const auto k = static_cast<std::size_t>(at);
+      if (expected.size() + 1 == chain.size() && group_of[k] >= 0 && ready[k]) {
+        expected.push_back(group_of[k]);
+      }
+    }
+    std::vector<std::int32_t> groups(path.size(), -7);
+    REQUIRE(index.longest_prefix(chain, groups) == expected.size());
+    expected.resize(groups.size(), -7);
+    // (what is behind the prefix may not be written)
+    REQUIRE(groups == expected);
+  }
+}
+
+TEST_CASE("prefix_index: a block before that has no key is named, and changes nothing") {
+  prefix_index index(4);
+  CHECK_THROWS_WITH_AS((void)index.insert({1, 1}, 0, true, 2), "prefix_index: group 2 has no key",
+                       std::logic_error);
+  CHECK_THROWS_AS((void)index.insert({1, 1}, 0, true, 4), std::out_of_range);
+  CHECK_THROWS_AS((void)index.insert({1, 1}, 0, true, -2), std::out_of_range);
+  CHECK(index.size() == 0);
+  CHECK(!index.contains(0));
+  CHECK(index.insert({1, 1}, 0, true) == 0);
+  CHECK(index.insert({2, 2}, 1, true, 0) == 1);
+  CHECK(index.insert({2, 2}, 2, true, 0) == 1);  // the first one wins, and stays behind its block
+  index.erase(0);
+  CHECK(index.insert({3, 3}, 0, true) == 0);  // another block with that group
+  const std::array<block_key, 2> chain{{{1, 1}, {2, 2}}};
+  std::array<std::int32_t, 2> groups{};
+  CHECK(index.longest_prefix(chain, groups) == 0);
+}
+
+TEST_CASE("prefix_index: a prefix read beside a writer has its own blocks, which were there") {
+  // A chain whose end comes and goes, a key at one of two groups, which tell whose they are; the
+  // first six blocks stay, and are ready. Groups are used for another chain meanwhile.
+  constexpr std::int32_t length = 12;
+  constexpr std::int32_t stay = 6;
+  random_source draw(10);
+  std::vector<block_key> keys(2 * length);
+  for (block_key& key : keys) key = some_key(draw);
+  // Key i of one chain has group 2 * i or 2 * i + 1; key i of the other, where it is there, the same.
+  prefix_index index(2 * length);
+  const std::span<const block_key> ours = std::span(keys).first(length);
+  const std::span<const block_key> theirs = std::span(keys).last(length);
+  std::vector<std::int32_t> group_of(length, -1);
+  for (std::int32_t i = 0; i < stay; ++i) {
+    group_of[static_cast<std::size_t>(i)] = 2 * i;
+    (void)index.insert(ours[static_cast<std::size_t>(i)], 2 * i, true, 2 * i - (i > 0 ? 2 : 1));
+  }
+  std::atomic<bool> is_over{false};
+  std::atomic<std::int64_t> wrong{0};
+  std::atomic<std::int64_t> looks{0};
+  std::thread reader([&] {
+    std::array<std::int32_t, length> groups{};
+    while (!is_over.load(std::memory_order_relaxed)) {
+      const std::size_t found = index.longest_prefix(ours, groups);
+      std::int64_t bad = found < stay ? 1 : 0;
+      for (std::size_t i = 0; i < found; ++i) {
+        // Ours have even groups where i is even, odd ones where it is odd, but for those that stay.
+        const auto expected = static_cast<std::int32_t>(i < stay ? 2 * i : 2 * i + i % 2);
+        bad += groups[i] != expected ? 1 : 0;
+      }
+      wrong.fetch_add(bad);
+      looks.fetch_add(1, std::memory_order_relaxed);
+    }
+  });
+  const std::int64_t rounds = test::rounds<std::int64_t>(20'000, 3'000'000);
+  for (std::int64_t n = 0; n < rounds || looks.load(std::memory_order_relaxed) < 1000; ++n) {
+    // Ours to the end, gone in some order, and theirs on the other groups.
+    const bool is_ours = n % 2 == 0;
+    for (std::int32_t i = stay; i < length; ++i) {
+      const auto k = static_cast<std::size_t>(i);
+      const std::int32_t group = 2 * i + (is_ours ? i % 2 : 1 - i % 2);
+      const std::int32_t before = is_ours || i > stay ? group_of[k - 1] : -1;
+      group_of[k] = group;
+      if (index.insert(is_ours ? ours[k] : theirs[k], group, draw.one_in(2), before) != group) {
+        wrong.fetch_add(1);
+      }
+      index.set_ready(group, true);
+    }
+    for (std::int32_t i = stay; i < length; ++i) {
+      const std::int32_t at = draw.one_in(2) ? i : length - 1 - (i - stay);
+      for (const std::int32_t j : {at, i}) {
+        std::int32_t& group = group_of[static_cast<std::size_t>(j)];
+        if (group >= 0) index.erase(std::exchange(group, -1));
+      }
+    }
   }
   is_over = true;
   reader.join();

@@ -35,6 +35,9 @@ struct tables {
         rank(requests * slots, 0),
         clock(requests, 0),
         reach(requests, 0),
+        last_use(requests * slots, 0),
+        totals(requests),
+        mirrors(requests),
         slot_of(requests * blocks, -1),
         page_in(requests * slots),
         lent(lent_slots) {
@@ -48,6 +51,9 @@ struct tables {
             .rank = rank.data(),
             .clock = clock.data(),
             .reach = reach.data(),
+            .last_use = predicts ? last_use.data() : nullptr,
+            .totals = totals.data(),
+            .mirrors = mirrors.data(),
             .slot_of = slot_of.data(),
             .page_in = page_in.data(),
             .lent = lent.data(),
@@ -82,10 +88,14 @@ struct tables {
   std::size_t slots_each;
   std::size_t blocks_each;
   std::int64_t usable = 1 << 24;
+  bool predicts = false;
   std::vector<std::int32_t> block_in;
   std::vector<std::int32_t> rank;
   std::vector<std::int32_t> clock;
   std::vector<std::int32_t> reach;
+  std::vector<std::int32_t> last_use;
+  std::vector<pulseinfer::detail::residency_totals> totals;
+  std::vector<pulseinfer::residency_counts> mirrors;
   std::vector<std::int32_t> slot_of;
   std::vector<std::int32_t> page_in;
   std::vector<std::int32_t> lent;
@@ -356,14 +366,17 @@ TEST_CASE("residency: the result does not depend on the size of the group") {
     const use_rank by = rules()[lanes == 3 ? 2 : 0];
     pulseinfer::detail::random_source draw(12);
     tables one(requests, slots, blocks, {40, 21});
+    one.predicts = true;
     tables many = one;
     for (std::int32_t number = 1; number <= 12; ++number) {
       step a(requests, k);
       choose(a, number % 2 == 0 ? blocks : 30, draw);
       step b = a;
-      const auto body = a.body(one, number, by);
+      auto body = a.body(one, number, by);
+      auto same = b.body(many, number, by);
+      body.predicted = same.predicted = number % 4 == 3;
       for (std::int64_t r = 0; r < a.rows(); ++r) body(r, single_lane{});
-      test::run_rows(b.rows(), lanes, b.body(many, number, by));
+      test::run_rows(b.rows(), lanes, same);
       CHECK((a.pages == b.pages));
       CHECK((a.miss_counts == b.miss_counts));
       CHECK((a.chosen_counts == b.chosen_counts));
@@ -422,6 +435,85 @@ TEST_CASE("residency: clocks that are wound back keep the order of uses") {
   t.clock[0] = limit;
   body(0, single_lane{});
   CHECK((t.rank == std::vector<std::int32_t>{1, limit / 2 - 1, 0, limit / 2 - 2}));
+}
+
+TEST_CASE("residency: a prediction spares what the last true choice used, and is counted") {
+  tables t(1, 6, 20, {6});
+  t.predicts = true;
+  step s(1, 4);
+  const auto run = [&](const std::vector<std::int32_t>& ids, bool predicted) {
+    s.ids = ids;
+    s.ids.resize(4, -1);
+    s.counts = {static_cast<std::int32_t>(ids.size())};
+    const std::int32_t clock = t.clock[0];
+    auto body = s.body(t, 1);
+    t.clock[0] = clock;
+    body.predicted = predicted;
+    body(0, single_lane{});
+    CHECK(t.are_inverse());
+    return s.misses_of(0);
+  };
+  const auto counts = [&] {
+    CHECK((t.totals[0].counts == t.mirrors[0]));
+    return t.mirrors[0];
+  };
+  using misses = std::vector<moved>;
+  CHECK((run({9}, true) == misses{{9, 0, -1}}));  // before any true choice
+  CHECK((run({1, 2, 3, 4}, false) == misses{{1, 1, -1}, {2, 2, -1}, {3, 3, -1}, {4, 4, -1}}));
+  CHECK((counts() == pulseinfer::residency_counts{4, 4, 1, 0, 1}));
+  // 3 stays where it is; 9's slot and the empty one are free, the other three are not.
+  CHECK((run({3, 5, 6, 7}, true) == misses{{5, 0, 9}, {6, 5, -1}}));
+  CHECK((s.pages == std::vector<std::int32_t>{t.page_in[3], t.page_in[0], t.page_in[5], -1}));
+  CHECK(t.clock[0] == 1);
+  CHECK(run({8, 10}, true).empty());  // nothing is left
+  CHECK((s.pages == std::vector<std::int32_t>{-1, -1, -1, -1}));
+  // The truth: 6 was brought. 5 was not chosen, and is worth less than what the last step used.
+  CHECK((run({3, 6, 11}, false) == misses{{11, 0, 5}}));
+  CHECK((counts() == pulseinfer::residency_counts{7, 5, 3, 1, 2}));
+  // Again: that 6 was brought is long ago.
+  CHECK((run({3, 6, 11}, false) == misses{}));
+  CHECK((counts() == pulseinfer::residency_counts{10, 5, 3, 1, 2}));
+}
+
+TEST_CASE("residency: what a prediction did not bring counts neither as used nor as wasted") {
+  tables t(1, 6, 20, {6});
+  t.predicts = true;
+  step s(1, 4);
+  s.ids = {1, 2, 3, -1};
+  s.counts = {3};
+  auto body = s.body(t, 1);
+  body.predicted = true;
+  body(0, single_lane{});
+  s.misses[0].status = unit_status::moved;
+  s.misses[1].status = unit_status::failed;
+  s.misses[2].status = unit_status::cancelled;
+  const pulseinfer::detail::forget_misses forget{t.view(), s.requests.data(), s.misses.data(),
+                                                 s.miss_counts.data(), 4};
+  forget(0, single_lane{});
+  forget(0, single_lane{});  // twice is as once
+  CHECK((t.mirrors[0] == pulseinfer::residency_counts{0, 0, 1, 0, 0}));
+  s.ids = {1, 2, 4, -1};
+  s.body(t, 1)(0, single_lane{});
+  CHECK((s.misses_of(0) == std::vector<moved>{{2, 1, -1}, {4, 2, -1}}));
+  CHECK((t.mirrors[0] == pulseinfer::residency_counts{3, 2, 1, 1, 0}));
+}
+
+TEST_CASE("residency: predictions hold their marks when a clock is wound back") {
+  constexpr std::int32_t limit = pulseinfer::detail::resolve_row::clock_limit;
+  tables t(1, 3, 20, {3});
+  t.predicts = true;
+  t.clock[0] = limit;
+  step s(1, 2);
+  s.ids = {1, 2};
+  s.counts = {2};
+  auto body = s.body(t, 1);
+  t.clock[0] = limit;
+  body.predicted = true;
+  body(0, single_lane{});
+  body.predicted = false;
+  body(0, single_lane{});  // winds back
+  CHECK(t.clock[0] == limit / 2 + 1);
+  CHECK((t.mirrors[0] == pulseinfer::residency_counts{2, 0, 2, 2, 0}));
 }
 
 TEST_CASE("residency: what did not arrive is forgotten, and its slot is the first to go") {

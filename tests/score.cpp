@@ -270,8 +270,12 @@ TEST_CASE("score: queries of every element are arranged, columns filled up with 
     std::vector<float> arranged(static_cast<std::size_t>(2 * shape.size()), -1.0f);
     const pulseinfer::arrange_queries arrange{{stored.data(), element, 2}, shape, arranged.data()};
     for (std::int64_t i = 0; i < 2 * 4; ++i) {
-      for (std::int64_t c = 0; c < 3; ++c) arrange(i, c);
+      for (std::int64_t c = 0; c < arrange.words(); ++c) arrange(i, c);
     }
+    std::vector<float> at_once(arranged.size(), -1.0f);
+    const pulseinfer::arrange_queries by_column{{stored.data(), element, 2}, shape, at_once.data()};
+    for (std::int64_t i = 0; i < 2 * 4; ++i) by_column.whole_block(i);
+    CHECK(at_once == arranged);
     const pulseinfer::measure_queries measure{shape, arranged.data()};
     for (std::int64_t i = 0; i < 2; ++i) {
       for (std::int64_t c = 0; c < 4; ++c) measure(i, c);

@@ -217,8 +217,7 @@ TEST_CASE("staging pool: kernels reach the pinned half of a chunk") {
 
 /// The pool does not wait for a chunk's device work: it hands the chunk on with the event that says
 /// when, and whoever has it next waits for that.
-TEST_CASE(
-    "fault 30: a chunk that is handed out again is not written before its last copy is done") {
+TEST_CASE("fault 30: a chunk handed out again is not written before its last copy is done") {
   test::each_backend([](test::backend backend) {
     constexpr std::size_t size = 2'048;
     auto slow = backend.make_stream(stream_priority::normal);

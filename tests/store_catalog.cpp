@@ -37,11 +37,11 @@ std::vector<std::pair<std::int32_t, std::int32_t>> slots_of(const store_catalog&
 
 TEST_CASE("store catalog: blocks are made until there is none, and again when they are forgotten") {
   store_catalog c(4, 2, 1, 8);
-  CHECK(c.has_free_block());
+  CHECK(c.free_blocks() > 0);
   const std::int32_t a = c.make(3);
   const std::int32_t b = c.make(0);
   CHECK(a != b);
-  CHECK(!c.has_free_block());
+  CHECK(c.free_blocks() == 0);
   CHECK(c.at(a).position == 3);
   CHECK(c.at(b).position == 0);
   CHECK(c.at(a).is_empty());
@@ -49,7 +49,7 @@ TEST_CASE("store catalog: blocks are made until there is none, and again when th
   c.at(a).has_name = c.at(a).is_orphan = true;
   c.at(a).priority = 5;
   c.forget(a);
-  CHECK(c.has_free_block());
+  CHECK(c.free_blocks() > 0);
   CHECK(c.make(1) == a);
   CHECK(c.at(a).generation == generation + 1);  // another block, with nothing of the one before
   CHECK(!c.at(a).has_name);

@@ -97,6 +97,26 @@ TEST_CASE("store prefix: a prompt ends at its first block that is not there") {
   }
 }
 
+TEST_CASE("store prefix: a block is found only where it stands, whoever asks") {
+  shelf_type s = make_shelf(20);
+  const keys names = keys_of({1, 2, 3});
+  s.leave(names);
+  const std::pair<keys, std::int32_t> asked[] = {
+      {names, 3},
+      {{names[1]}, 0},
+      {{names[0], names[0]}, 1},
+      {{names[0], names[2], names[1]}, 1},
+      {{names[0], names[1], names[1]}, 2},
+  };
+  for (const auto& [prompt, found] : asked) {
+    CHECK(s->ready_blocks(prompt) == found);
+    const auto opened = s->open_sequence(prompt);
+    REQUIRE(opened.has_value());
+    CHECK(opened->blocks == found);
+    (void)s->close_sequence(opened->sequence);
+  }
+}
+
 TEST_CASE("store prefix: tenants share nothing, whatever their tokens") {
   shelf_type s = make_shelf(20);
   const keys one = keys_of({1, 2}, 1);

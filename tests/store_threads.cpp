@@ -78,8 +78,24 @@ struct traffic {
     }
   }
 
+  /// All of it, or nothing.
+  void write_whole(sequence_id id, std::int32_t first, std::int32_t last, std::int32_t family,
+                   pulseinfer::detail::random_source& draw) {
+    std::vector<logical_block> blocks;
+    for (std::int32_t b = first; b < last; ++b) blocks.push_back(logical_block{b});
+    std::vector<pulseinfer::reservation> got(blocks.size() * layers);
+    if (store.reserve_whole(id, blocks, got) != reserve_outcome::reserved) return;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      expect(got[i].outcome != reserve_outcome::full);
+      if (got[i].outcome != reserve_outcome::reserved) continue;
+      const auto at = static_cast<std::int32_t>(i);
+      write_stamp(got[i].bytes, content_of(family, {at % layers, first + at / layers}));
+      draw.one_in(16) ? store.abort(got[i].slot) : store.commit(got[i].slot);
+    }
+  }
   void write(sequence_id id, std::int32_t first, std::int32_t last, std::int32_t family,
              pulseinfer::detail::random_source& draw) {
+    if (draw.one_in(3) && first < last) write_whole(id, first, last, family, draw);
     for (std::int32_t block = first; block < last; ++block) {
       for (std::int32_t layer = 0; layer < layers; ++layer) {
         const auto got = store.reserve(id, layer, logical_block{block});

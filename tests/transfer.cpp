@@ -614,6 +614,36 @@ TEST_CASE("transfer: the engine's destructor waits for what is in flight") {
   });
 }
 
+TEST_CASE("fault 31: of recalls behind a late stream each goes by its own list of pages") {
+  // Two chunks for all of them: a list that came before its turn would be written over.
+  each([](backend machine) {
+    for (const transfer_way way : test::all_ways) {
+      CAPTURE(static_cast<int>(way));
+      rig r(machine, {.chunk_units = 2, .staging_chunks = 2, .way = way});
+      const auto id = r.stored(7, blocks(24));
+      std::vector<test::offload_rig<backend>::ticket> steps;
+      {
+        test::hold<backend> held(machine, r.stream);
+        for (std::int32_t step = 0; step < 4; ++step) {
+          rig::targets table;  // the same pages in another order, six blocks a step
+          for (std::int32_t i = 0; i < 6; ++i) {
+            table.push_back({0, 6 * step + i, 10 + 6 * step + (5 * i + step) % 6});
+          }
+          steps.push_back(r.recall(1, id, table).value());
+        }
+        held.release();
+      }
+      for (auto& step : steps) step.sync();
+      r.pages.download(r.stream);
+      for (std::int32_t step = 0; step < 4; ++step) {
+        for (std::int32_t i = 0; i < 6; ++i) {
+          CHECK((r.pages.get(1, 10 + 6 * step + (5 * i + step) % 6) == stamp(7, 1, 6 * step + i)));
+        }
+      }
+    }
+  });
+}
+
 TEST_CASE("fault 41: pages are ordered alike whether they were lent or named") {
   // One writer, late: then the page is offloaded, and recalled into a page of either kind.
   each([](backend machine) {

@@ -154,7 +154,7 @@ TEST_CASE("sharing: a monitor finds the speed of the link, and how busy it was")
   second.sync();
   const auto counts = monitor.counts(pulseinfer::copy_direction::host_to_device);
   const double busy_s =
-      2e-9 * (static_cast<double>(counts.samples / 2) * chunk_ns(0) + 61 * unit_ns);
+      1e-9 * (static_cast<double>(counts.samples) * chunk_ns(0) + 2 * 61 * unit_ns);
   CHECK(counts.bytes == 2 * 61 * 128);
   CHECK(counts.refused == 0);
   CHECK(close(counts.busy_s, busy_s));

@@ -10,11 +10,18 @@
 #include <utility>
 #include <vector>
 
+#include "pulseinfer/concepts.hpp"
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/detail/ghost_keys.hpp"
 #include "pulseinfer/error.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
+
+/// Keeps nothing out.
+struct admit_all {
+  [[nodiscard]] bool admit(std::uint64_t) noexcept { return true; }
+};
+static_assert(admission_filter<admit_all>);
 
 /// Admits a key from its second sight on: what is seen once only is not stored, and moves no bytes.
 /// A first sight is remembered for the next `window` first sights of other keys at least, and for
@@ -24,8 +31,8 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 /// never seen is admitted once in a thousand times or less; one that was seen within the window is
 /// always. 8 to 16 bytes for each key of the window.
 ///
-/// It stands in front of a store: ask it once a request for each block that could be offloaded, and
-/// offload those that it admits.
+/// A store asks it (`block_store<Backend, Policy, reuse_filter>`); or it stands in front of one: ask it
+/// once a request for each block that could be offloaded, and offload those that it admits.
 ///
 /// @par Threads  one at a time
 /// @see Einziger, Friedman, Manes: "TinyLFU: a highly efficient cache admission policy", ACM ToS
@@ -76,5 +83,6 @@ class reuse_filter {
   std::int64_t first_sights_ = 0;          ///< in the filter that fills
   std::vector<std::uint64_t> filters_[2];  ///< the one that fills, and the one before it
 };
+static_assert(admission_filter<reuse_filter>);
 
 }  // namespace pulseinfer

@@ -29,6 +29,7 @@ enum class unit_status : std::int32_t {
   failed,         ///< a copy or kernel failed
   cancelled,      ///< the transfer was cancelled before it got to the unit
   corrupt,        ///< recall: its bytes are not those that were stored, see integrity.hpp
+  not_admitted,   ///< offload: the store's admission filter keeps it out
 };
 
 /// The largest grain of a device copy: one load and one store of 16 bytes.

@@ -16,12 +16,13 @@
 #include <utility>
 #include <vector>
 
+#include "pulseinfer/admission_filter.hpp"
 #include "pulseinfer/block_key.hpp"
-#include "pulseinfer/buffer.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/detail/store_blocks.hpp"
 #include "pulseinfer/detail/store_lease.hpp"
+#include "pulseinfer/detail/store_memory.hpp"
 #include "pulseinfer/detail/store_sequences.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/eviction.hpp"
@@ -32,31 +33,6 @@
 #include "pulseinfer/store_view.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
-
-namespace detail {
-
-/// The memory of a block store that kernels reach.
-template <backend Backend>
-struct store_memory {
-  /// @param backend   whose memory it is
-  /// @param geometry  of the units
-  /// @param options   checked
-  store_memory(Backend backend, const kv_geometry& geometry, const block_store_options& options)
-      : payload(backend, static_cast<std::size_t>(options.capacity_bytes / geometry.unit_bytes() *
-                                                  geometry.unit_bytes())),
-        table(backend, static_cast<std::size_t>(options.max_sequences) *
-                           static_cast<std::size_t>(geometry.layers) *
-                           static_cast<std::size_t>(options.max_blocks)),
-        device_payload(payload.device_data()),
-        device_table(table.device_data()) {}
-
-  pinned_buffer<std::byte, Backend> payload;
-  pinned_buffer<std::int32_t, Backend> table;  ///< [sequences, layers, blocks] slots
-  const std::byte* device_payload;             ///< the same, as kernels see them
-  const std::int32_t* device_table;
-};
-
-}  // namespace detail
 
 /// Fixed-capacity store of units in pinned host memory; so is its table of them, [sequences,
 /// layers, blocks] of 4 bytes, for kernels that find units themselves.
@@ -79,11 +55,13 @@ struct store_memory {
 /// who share it, and not while one of them is leased, is the one that is written, or has a block
 /// behind it. What `max_stored_blocks` leaves no record for has a whole block given up for it.
 ///
-/// @tparam Policy  eviction_policy over blocks that only their names keep
+/// @tparam Policy     eviction_policy over blocks that only their names keep
+/// @tparam Admission  admission_filter: of the blocks of a prompt that `open_sequence` does not find
+///                    it says which are taken in
 /// @par Threads    all members, from any thread. Changes take one lock; leases, what they find, and
 ///                 `ready_blocks` take none
 /// @par Life       outlives its leases and holds
-template <backend Backend, eviction_policy Policy = lru>
+template <backend Backend, eviction_policy Policy = lru, admission_filter Admission = admit_all>
 class block_store {
  public:
   using lease = detail::store_lease<block_store>;
@@ -100,8 +78,10 @@ class block_store {
   /// @throws std::invalid_argument  on a bad geometry, a capacity below one unit, counts out of
   ///                                range, or a checksum without a hash
   /// @throws out_of_memory          when payload or table cannot be had
-  block_store(Backend backend, const kv_geometry& geometry, const block_store_options& options)
-      : block_store(detail::checked_options(checked(geometry), options), backend, geometry) {}
+  block_store(Backend backend, const kv_geometry& geometry, const block_store_options& options,
+              Admission admission = Admission())
+      : block_store(detail::checked_options(checked(geometry), options), backend, geometry,
+                    std::move(admission)) {}
   block_store(const block_store&) = delete;
   block_store& operator=(const block_store&) = delete;
 
@@ -111,10 +91,13 @@ class block_store {
   [[nodiscard]] std::int64_t capacity_units() const noexcept { return blocks().catalog().slots(); }
   /// Where the units' bytes begin: pinned memory, [capacity_units, unit_bytes].
   [[nodiscard]] const std::byte* payload() const noexcept { return blocks().payload(); }
-  /// Memory beside the payload: table, books, names, tags. The policy's own is not in it.
+  /// The same, as kernels see it.
+  /// @throws what the backend does where the device cannot reach all of it, or not yet
+  [[nodiscard]] const std::byte* device_payload() const { return memory_.device_payload(); }
+  /// Memory beside the payload: table, books, names, tags. The policy's own is not in
+  /// it, nor the filter's.
   [[nodiscard]] std::int64_t metadata_bytes() const noexcept {
-    return static_cast<std::int64_t>(sizeof *this + memory_.table.size() * sizeof(std::int32_t)) +
-           sequences_.bytes();
+    return static_cast<std::int64_t>(sizeof *this + memory_.table_bytes()) + sequences_.bytes();
   }
   /// A snapshot in which the counts balance. @par Cost  O(blocks of the sequences with leases)
   [[nodiscard]] store_counts counts() const {
@@ -128,12 +111,13 @@ class block_store {
     return sequences_.open();
   }
   /// Begins a sequence with the longest beginning of a prompt that is there: whole blocks with
-  /// these names, which it shares with whoever has them too.
+  /// these names, which it shares with whoever has them too. The admission filter is asked about the
+  /// others: those that it keeps out are `not_admitted` in this sequence, and what forks of it share.
   ///
   /// @param prompt    keys of the prompt's blocks from the first on, see `block_keys`
   /// @param deadline  of the hold, in the time that `expire` is told
   /// @return empty when there is no sequence to be had
-  /// @par Cost  O(layers) a block that is there
+  /// @par Cost  O(layers) a block that is there, and what the filter costs for each other
   [[nodiscard]] std::optional<opened_prefix> open_sequence(std::span<const block_key> prompt,
                                                            std::int64_t deadline = no_deadline) {
     std::lock_guard lock(mutex_);
@@ -151,6 +135,7 @@ class block_store {
       const std::span<const block_key> next =
           prompt.subspan(found, std::min(std::size(groups), prompt.size() - found));
       now = blocks().index().longest_prefix(next, groups);
+      now = blocks().in_place(std::span(groups, now), found);
       found += now;
     }
     return static_cast<std::int32_t>(found);
@@ -268,28 +253,36 @@ class block_store {
     std::lock_guard lock(mutex_);
     sequences_.check(id);
     this->blocks().check_unit(layer, 0);
-    std::int64_t wanted = 0;
-    std::int32_t highest = -1;  // so that none counts twice: too few is what may be said
-    for (const logical_block block : blocks) {
-      const std::int32_t position = index_of(block);
-      this->blocks().check_unit(layer, position);
-      if (position <= highest) continue;
-      highest = position;
-      const bool is_new = this->blocks().entry(id.index, layer, position) == detail::absent_unit;
-      wanted += is_new ? 1 : 0;
-    }
-    bool is_any = false;
+    for (const logical_block block : blocks) this->blocks().check_unit(layer, index_of(block));
+    sequences_.reserve(id.index, layer, blocks, results);
+  }
+
+  /// Takes slots for all that is absent of blocks, in every layer, or for none of it. Only whole
+  /// blocks are given up for it, and none where that would not be enough.
+  ///
+  /// @param id       of the sequence
+  /// @param blocks   ascending
+  /// @param results  [blocks.size(), layers] at least: what `reserve` would have said of each unit,
+  ///                 where all that is absent is reserved now; the rest is left alone
+  /// @return reserved, also where nothing was absent; or full, and nothing has changed
+  /// @throws as reserve, and std::invalid_argument if `results` is shorter or the blocks do not
+  ///         ascend; nothing has changed
+  /// @par Cost  O(layers) a block. When it evicts, O(sequences) for each block of a sequence that
+  ///            goes, whose leases wait meanwhile
+  reserve_outcome reserve_whole(sequence_id id, std::span<const logical_block> blocks,
+                                std::span<reservation> results) {
+    const std::size_t units = blocks.size() * static_cast<std::size_t>(geometry().layers);
+    detail::expects(results.size() >= units, "block_store: room for ", results.size(),
+                    " reservations, expected one for each of ", units, " units");
+    std::lock_guard lock(mutex_);
+    sequences_.check(id);
     for (std::size_t i = 0; i < blocks.size(); ++i) {
-      if (this->blocks().free_units() == 0) {
-        this->blocks().evict_cached(
-            std::min(wanted, detail::store_blocks<Policy>::most_evicted_ahead));
-      }
-      results[i] = sequences_.reserve(id.index, layer, index_of(blocks[i]));
-      const bool is_reserved = results[i].outcome == reserve_outcome::reserved;
-      wanted -= is_reserved ? 1 : 0;
-      is_any = is_any || is_reserved;
+      this->blocks().check_unit(0, index_of(blocks[i]));
+      detail::expects(i == 0 || blocks[i - 1] < blocks[i], "block_store: block ",
+                      index_of(blocks[i]), " comes behind block ",
+                      i == 0 ? 0 : index_of(blocks[i - 1]), ", expected ascending ones");
     }
-    if (is_any) sequences_.touch(id.index);
+    return sequences_.reserve_whole(id.index, blocks, results);
   }
 
   /// The bytes of a reserved slot, `unit_bytes()` of pinned memory: the caller's to write until
@@ -333,7 +326,7 @@ class block_store {
   [[nodiscard]] lease acquire(sequence_id id, std::int32_t layer) {
     blocks().check_unit(layer, 0);
     sequences_.acquire(id);
-    return lease(this, id, layer, memory_.table.data() + blocks().table_index(id.index, layer, 0));
+    return lease(this, id, layer, memory_.table() + blocks().table_index(id.index, layer, 0));
   }
 
   /// Lets the holds go whose deadline is `now` or before. @return how many
@@ -381,9 +374,10 @@ class block_store {
   friend hold;
 
   /// The options come first: nothing is allocated by those that make no sense.
-  block_store(const block_store_options& checked, Backend backend, const kv_geometry& geometry)
+  block_store(const block_store_options& checked, Backend backend, const kv_geometry& geometry,
+              Admission admission)
       : memory_(backend, geometry, checked),
-        sequences_(geometry, checked, memory_.table.data(), memory_.payload.data()) {}
+        sequences_(geometry, checked, memory_.table(), memory_.payload(), std::move(admission)) {}
 
   [[nodiscard]] detail::store_blocks<Policy>& blocks() noexcept { return sequences_.blocks(); }
   [[nodiscard]] const detail::store_blocks<Policy>& blocks() const noexcept {
@@ -394,7 +388,9 @@ class block_store {
     const std::int32_t block = blocks().catalog().block_of(sequence, position);
     detail::expects<std::logic_error>(block >= 0, "block_store: block ", position,
                                       " has no unit that could be named");
-    return blocks().name(block, key, stay);
+    const std::int32_t before =
+        position > 0 ? blocks().catalog().block_of(sequence, position - 1) : -1;
+    return blocks().name(block, key, stay, before);
   }
   /// The tag of a unit that is about to be committed. The bytes are the caller's still, so the lock
   /// is not held while they are read; a block with a slot that is written stays what it is.
@@ -434,7 +430,8 @@ class block_store {
 
   detail::store_memory<Backend> memory_;
   mutable std::mutex mutex_;
-  mutable detail::store_sequences<Policy> sequences_;  ///< mutable for the marks of a count
+  /// Mutable for the marks of a count.
+  mutable detail::store_sequences<Policy, Admission> sequences_;
 };
 
 }  // namespace pulseinfer

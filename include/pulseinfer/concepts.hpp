@@ -7,6 +7,7 @@
 /// - `page_table`       logical block of a request -> page of the engine's pool
 /// - `eviction_policy`  which group of host units goes first when the store is full
 /// - `admission_policy`  who may enter, how much of each layer is offloaded, which transfers may go
+/// - `admission_filter` which blocks a store does not take in
 #pragma once
 
 #include <concepts>
@@ -270,6 +271,8 @@ struct probe_predicate {
 /// - `check(entry)`, const, for policies that do not take every entry: throws for those that
 ///   `insert` would refuse. A store asks when a block gets its name, for later there is nobody to
 ///   tell.
+/// - `evictable()`, const, for policies that never give some groups up: how many `victim` names, one
+///   after the other, to who allows all and evicts each. Without it that is all of them.
 ///
 /// All calls come from one thread at a time and allocate nothing. They cost O(1) on average over
 /// many calls, `victim` also a few steps for each group that is refused. A call that throws
@@ -316,6 +319,14 @@ concept admission_policy = std::movable<P> &&
   { policy.admit(request, placement) } -> std::same_as<admission_answer>;
   { policy.may_store(bytes) } -> std::same_as<bool>;
   { policy.may_recall(bytes) } -> std::same_as<bool>;
+};
+
+/// What is worth storing. `admit(key)` is told of a block that a request has and the store has not,
+/// by the name of its content, once a request; what it says holds for that request. All calls come
+/// from one thread at a time and allocate nothing. The key 0 names nothing.
+template <class F>
+concept admission_filter = std::movable<F> && requires(F filter, std::uint64_t key) {
+  { filter.admit(key) } -> std::same_as<bool>;
 };
 
 }  // namespace pulseinfer

@@ -302,7 +302,7 @@ class consensus_selector {
             .factor = factor_.data(),
             .stride = stride(),
             .pieces = static_cast<std::int32_t>(of_row / groups),
-            .queries = options_.query_heads / groups * queries.tokens,
+            .share = 1.0f / static_cast<float>(options_.query_heads / groups * queries.tokens),
             .begin = ranges.begin,
             .end = ranges.end,
             .tiles = tiles,

@@ -48,7 +48,7 @@ struct join_scores {
   const float* factor;  ///< [rows * groups, pieces] what to multiply with, or null
   std::int64_t stride;
   std::int32_t pieces;        ///< of a list
-  std::int32_t queries;       ///< of a list, in all
+  float share;                ///< of one query in the mean: 1 / queries of a list
   const std::int32_t* begin;  ///< [lists] blocks that may be chosen
   const std::int32_t* end;
   std::int64_t tiles;  ///< of a list, at most
@@ -71,7 +71,11 @@ struct join_scores {
     for (std::int64_t p = 0; p < pieces; ++p) {
       const std::int64_t piece = list * pieces + p;
       const float scale = factor == nullptr ? 1.0f : factor[piece];
-      take(p == 0, piece, block, scale, largest, all);
+      const std::int64_t at = piece * stride + block;
+      const float m = detail::product(most[at], scale);
+      const float t = total == nullptr ? m : detail::product(total[at], scale);
+      largest = p == 0 ? m : larger(m, largest);
+      all = p == 0 ? t : detail::sum(all, t);
     }
     finish(list, block, largest, all);
   }
@@ -86,8 +90,16 @@ struct join_scores {
     for (std::int64_t p = 0; p < pieces; ++p) {
       const std::int64_t piece = list * pieces + p;
       const float scale = factor == nullptr ? 1.0f : factor[piece];
-      for (std::int64_t unit = 0; unit < tile_blocks; ++unit) {
-        take(p == 0, piece, first + unit, scale, largest[unit], all[unit]);
+      const float* const m = most + piece * stride + first;
+      const float* const t = total == nullptr ? m : total + piece * stride + first;
+      // (Loops without a choice become vectors.)
+      for (std::int64_t unit = 0; p == 0 && unit < tile_blocks; ++unit) {
+        largest[unit] = detail::product(m[unit], scale);
+        all[unit] = detail::product(t[unit], scale);
+      }
+      for (std::int64_t unit = 0; p != 0 && unit < tile_blocks; ++unit) {
+        largest[unit] = larger(detail::product(m[unit], scale), largest[unit]);
+        all[unit] = detail::sum(all[unit], detail::product(t[unit], scale));
       }
     }
     const std::int64_t from = begin[list] > first ? begin[list] - first : 0;
@@ -98,27 +110,22 @@ struct join_scores {
   }
 
  private:
-  PULSEINFER_HD void take(bool is_first, std::int64_t piece, std::int64_t block, float scale,
-                          float& largest, float& all) const {
-    const std::int64_t at = piece * stride + block;
-    const float m = detail::product(most[at], scale);
-    const float t = total == nullptr ? m : detail::product(total[at], scale);
-    // A NaN, wherever it comes, stays: no comparison with one holds.
-    largest = is_first || m > largest || m != m ? m : largest;
-    all = is_first ? t : detail::sum(all, t);
+  /// A NaN, wherever it comes, stays: no comparison with one holds.
+  PULSEINFER_HD static float larger(float next, float largest) {
+    return next > largest || next != next ? next : largest;
   }
   PULSEINFER_HD void finish(std::int64_t list, std::int64_t block, float largest, float all) const {
-    const float mean = detail::product(all, detail::quotient(1.0f, static_cast<float>(queries)));
+    const float mean = detail::product(all, share);
     if (masses != nullptr) masses[list * stride + block] = mean != mean ? 0.0f : mean;
-    const float joined = rule == consensus_rule::mean  ? mean
-                         : rule == consensus_rule::max ? largest
-                                                       : detail::sum(largest, weighed(mean));
+    const float joined = join(largest, mean);
     const auto id = static_cast<std::int32_t>(block);
     keys[list * key_stride + block] =
         votes == nullptr ? top_k_key(joined, id) : vote_key(count_votes(list, id), joined, id);
   }
-  [[nodiscard]] PULSEINFER_HD float weighed(float mean) const {
-    return detail::product(lambda, mean);
+  [[nodiscard]] PULSEINFER_HD float join(float largest, float mean) const {
+    if (rule == consensus_rule::mean) return mean;
+    if (rule == consensus_rule::max) return largest;
+    return detail::sum(largest, detail::product(lambda, mean));
   }
   [[nodiscard]] PULSEINFER_HD std::int32_t count_votes(std::int64_t list,
                                                        std::int32_t block) const {

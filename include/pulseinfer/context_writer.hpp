@@ -229,6 +229,7 @@ class context_writer {
         if (!e.open || e.generation != b.generation) continue;  // of a request that ended
         progress& p = at(layer, b.request);
         const unit_status status = t.ticket.status(i);
+        if (status == unit_status::not_admitted) continue;  // it stays in its page
         if (status != unit_status::moved && status != unit_status::present) {
           // From here on the blocks are handed over again; those behind it will be `present`.
           if (p.stored <= b.block && b.block < p.handed_over) p.handed_over = b.block;

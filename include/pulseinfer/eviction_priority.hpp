@@ -89,7 +89,10 @@ class prioritized {
     detail::expects<std::logic_error>(!contains(group), "prioritized: group ", group,
                                       " is in already");
     check(entry);
-    if (entry.priority != never_evict) policy(entry.priority).insert(group, entry);
+    if (entry.priority != never_evict) {
+      policy(entry.priority).insert(group, entry);
+      ++evictable_;
+    }
     at(group) = {entry.keep_until, entry.priority};
     if (entry.keep_until > last_kept_until_) last_kept_until_ = entry.keep_until;
   }
@@ -108,15 +111,24 @@ class prioritized {
   /// Takes a group out. @throws std::logic_error if it is not in the order
   void erase(std::int32_t group) {
     expect_in(group);
-    if (at(group).priority != never_evict) policy(at(group).priority).erase(group);
+    if (at(group).priority != never_evict) {
+      policy(at(group).priority).erase(group);
+      --evictable_;
+    }
     at(group).priority = absent;
   }
   /// Takes a group out that was given up. @throws std::logic_error if it is not in the order
   void evict(std::int32_t group) {
     expect_in(group);
-    if (at(group).priority != never_evict) policy(at(group).priority).evict(group);
+    if (at(group).priority != never_evict) {
+      policy(at(group).priority).evict(group);
+      --evictable_;
+    }
     at(group).priority = absent;
   }
+  /// How many groups it gives up, one after the other, if the predicate allows all: those that are
+  /// not of priority `never_evict`.
+  [[nodiscard]] std::int32_t evictable() const noexcept { return evictable_; }
   /// The group that goes first of those that the predicate allows, -1 if there is none.
   /// @par Cost  that of the wrapped policy for each priority, in which kept groups are refused ones
   template <class CanEvict>
@@ -158,6 +170,7 @@ class prioritized {
 
   std::vector<Policy> policies_;  ///< by priority
   std::vector<state> groups_;
+  std::int32_t evictable_ = 0;
   std::int64_t now_ = 0;
   std::int64_t last_kept_until_ = 0;  ///< no group is kept beyond it
 };

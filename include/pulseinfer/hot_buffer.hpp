@@ -20,11 +20,11 @@
 
 #include "pulseinfer/batch.hpp"
 #include "pulseinfer/block_copy.hpp"
-#include "pulseinfer/buffer.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/consensus.hpp"
 #include "pulseinfer/detail/lent_pages.hpp"
+#include "pulseinfer/detail/residency_memory.hpp"
 #include "pulseinfer/detail/resolve_row.hpp"
 #include "pulseinfer/detail/step_ring.hpp"
 #include "pulseinfer/error.hpp"
@@ -55,23 +55,10 @@ class hot_buffer {
         layers_(pool.geometry().layers),
         block_tokens_(pool.geometry().block_tokens),
         options_(detail::checked_hot_buffer_options(options, layers_)),
-        block_in_(backend, layer_slots() * static_cast<std::size_t>(layers_)),
-        rank_(backend, layer_slots() * static_cast<std::size_t>(layers_)),
-        clock_(backend, 2 * requests() * static_cast<std::size_t>(layers_)),
-        slot_of_(backend, static_cast<std::size_t>(layers_) * requests() *
-                              static_cast<std::size_t>(options.max_blocks)),
-        page_in_(backend, layer_slots()),
-        lent_(backend, requests()),
+        memory_(backend, layers_, options_),
         lent_pages_(options_.max_requests, pool.layout().pages, options_.budget_blocks,
                     options_.pages_per_request),
-        steps_(backend, options_),
-        setup_(backend_.make_stream(stream_priority::normal)) {
-    backend_.for_each({1, static_cast<std::int64_t>(lent_.size())}, {}, lent_.bytes(),
-                      detail::fill_words{lent_.data(), 0, 0}, setup_);
-    backend_.for_each({1, static_cast<std::int64_t>(clock_.size())}, {}, clock_.bytes(),
-                      detail::fill_words{clock_.data(), 0, 0}, setup_);
-    backend_.sync(setup_);
-  }
+        steps_(backend, options_) {}
   hot_buffer(const hot_buffer&) = delete;
   hot_buffer& operator=(const hot_buffer&) = delete;
 
@@ -89,7 +76,7 @@ class hot_buffer {
   /// @par Cost  O(pages of the pool) on the host; not for every step
   void lend(std::int32_t request, std::span<const std::int32_t> pages, stream_ref stream) {
     lent_pages_.lend(request, pages);
-    write_lent(request, stream);
+    memory_.write_lent(request, lent_pages_.of(request), stream);
   }
 
   /// Takes a request's pages back: `pages_of` no longer lists them, and its tables forget them.
@@ -106,7 +93,7 @@ class hot_buffer {
       }
     }
     lent_pages_.take_back(request);
-    write_lent(request, stream);
+    memory_.write_lent(request, lent_pages_.of(request), stream);
     return take_back_outcome::taken;
   }
 
@@ -135,26 +122,51 @@ class hot_buffer {
   /// @par Cost  O(rows) and one kernel; allocates nothing
   [[nodiscard]] std::optional<resolved_step> resolve(std::int32_t layer, const batch_view& batch,
                                                      const selection& chosen, stream_ref stream) {
-    check_layer("resolve", layer);
-    detail::check_batch("resolve", batch, options_.max_rows, options_.max_requests);
-    detail::expects(batch.max_tokens / block_tokens_ <= options_.max_blocks,
-                    "resolve: max_tokens is ", batch.max_tokens, ", the hot buffer knows ",
-                    options_.max_blocks, " blocks of ", block_tokens_);
-    check_selection("resolve", chosen, batch.rows());
-    for (const std::int32_t request : batch.requests) {
-      detail::expects(!lent_pages_.of(request).empty(), "resolve: request ", request,
-                      " was lent no pages");
-    }
-    check_forgotten(layer, batch);
-    detail::step_record* record = steps_.take();
-    if (record == nullptr) return std::nullopt;
-    record->layer = layer;
-    record->requests.assign(batch.requests.begin(), batch.requests.end());
-    // Should the stream have failed, the kernel does not run, and what is discarded is nothing.
-    std::fill_n(record->miss_counts, batch.rows(), 0);
-    enqueue_resolve(*record, layer, batch.rows(), batch.device_requests, chosen, stream);
-    record->busy.store(true, std::memory_order_release);
-    return step_of(*record, batch.rows());
+    check_settled(layer, batch);
+    return begin_step("resolve", layer, batch, chosen, false, stream);
+  }
+
+  /// Resolves a guess at what the next true choice of a layer will be, so that it can be recalled
+  /// ahead. What of it is resident stays where it is and counts as not used. Misses take pages, but
+  /// none that the last true choice of the request and layer used, and none that was brought ahead
+  /// since then: where there are no others they are left out, in the page table too.
+  ///
+  /// The true choice is resolved as ever. Before that the step is settled: its recall has ended, or
+  /// the stream waits for it (`mark_settled`), or it was discarded. lookahead.hpp sees to that.
+  ///
+  /// @param layer      as resolve
+  /// @param batch      as resolve
+  /// @param predicted  as `chosen` of resolve
+  /// @param stream     as resolve, and behind the last true resolve of the layer
+  /// @return as resolve
+  /// @throws as resolve; std::logic_error unless `hot_buffer_options::predicts`
+  [[nodiscard]] std::optional<resolved_step> resolve_predicted(std::int32_t layer,
+                                                               const batch_view& batch,
+                                                               const selection& predicted,
+                                                               stream_ref stream) {
+    detail::expects<std::logic_error>(options_.predicts,
+                                      "resolve_predicted: made without `predicts`");
+    return begin_step("resolve_predicted", layer, batch, predicted, true, stream);
+  }
+
+  /// Says that the stream of the next true resolve waits for the recall of a predicted step.
+  /// @throws std::logic_error  if the step is not a prediction's, or is another's by now
+  void mark_settled(const resolved_step& step) {
+    detail::expects<std::logic_error>(
+        step.record != nullptr && step.record->generation == step.generation &&
+            step.record->predicted,
+        "mark_settled: not a predicted step, or one that has ended long ago");
+    step.record->settled = true;
+  }
+
+  /// What the steps of a request and layer have come to since the hot buffer was made, as far as the
+  /// host knows: the device writes the numbers as it goes, one by one.
+  /// @throws std::out_of_range  on a layer or request out of range
+  /// @par Cost  five loads; no wait
+  [[nodiscard]] residency_counts counts(std::int32_t layer, std::int32_t request) const {
+    check_layer("counts", layer);
+    (void)lent_pages_.of(request);
+    return memory_.counts(layer, request);
   }
 
   /// Holds a step for a layer, so that resolving it can be captured in a graph and replayed: its
@@ -176,6 +188,7 @@ class hot_buffer {
     if (record == nullptr) return std::nullopt;
     record->layer = layer;
     record->requests.clear();
+    record->predicted = false;
     record->held = true;
     std::fill_n(record->miss_counts, rows, 0);
     record->busy.store(true, std::memory_order_release);
@@ -239,7 +252,7 @@ class hot_buffer {
                      const std::byte* const* sources, stream_ref stream) {
     check_pullable("settle_pulled", step);
     backend_.for_each_row(step.rows, {}, 0,
-                          detail::settle_misses{.tables = tables(step.layer),
+                          detail::settle_misses{.tables = memory_.tables(step.layer),
                                                 .requests = device_requests,
                                                 .misses = step.record->device_misses,
                                                 .miss_counts = step.record->device_miss_counts,
@@ -281,6 +294,33 @@ class hot_buffer {
   }
 
  private:
+  [[nodiscard]] std::optional<resolved_step> begin_step(const char* who, std::int32_t layer,
+                                                        const batch_view& batch,
+                                                        const selection& chosen, bool predicted,
+                                                        stream_ref stream) {
+    check_layer(who, layer);
+    detail::check_batch(who, batch, options_.max_rows, options_.max_requests);
+    detail::expects(batch.max_tokens / block_tokens_ <= options_.max_blocks, who,
+                    ": max_tokens is ", batch.max_tokens, ", the hot buffer knows ",
+                    options_.max_blocks, " blocks of ", block_tokens_);
+    check_selection(who, chosen, batch.rows());
+    for (const std::int32_t request : batch.requests) {
+      detail::expects(!lent_pages_.of(request).empty(), who, ": request ", request,
+                      " was lent no pages");
+    }
+    check_forgotten(layer, batch);
+    detail::step_record* record = steps_.take();
+    if (record == nullptr) return std::nullopt;
+    record->layer = layer;
+    record->predicted = predicted;
+    record->settled = false;
+    record->requests.assign(batch.requests.begin(), batch.requests.end());
+    // Should the stream have failed, the kernel does not run, and what is discarded is nothing.
+    std::fill_n(record->miss_counts, batch.rows(), 0);
+    enqueue_resolve(*record, layer, batch.rows(), batch.device_requests, chosen, stream);
+    record->busy.store(true, std::memory_order_release);
+    return step_of(*record, batch.rows());
+  }
   void check_layer(const char* who, std::int32_t layer) const {
     detail::expects<std::out_of_range>(layer >= 0 && layer < layers_, who, ": layer is ", layer,
                                        ", expected 0 to ", layers_ - 1);
@@ -291,11 +331,6 @@ class hot_buffer {
                     rows, " of ", options_.budget_blocks);
   }
 
-  [[nodiscard]] std::int32_t pages_of_layer(std::int32_t layer) const noexcept {
-    return options_.pages_of_layer.empty()
-               ? options_.pages_per_request
-               : options_.pages_of_layer[static_cast<std::size_t>(layer)];
-  }
   [[nodiscard]] resolved_step step_of(detail::step_record& record, std::int32_t rows) const {
     resolved_step step;
     step.pages = record.pages;
@@ -313,7 +348,7 @@ class hot_buffer {
         static_cast<std::uint64_t>(rows) *
         static_cast<std::uint64_t>(options_.budget_blocks + options_.pages_per_request);
     backend_.for_each_row(rows, {}, units * 2 * sizeof(std::int32_t),
-                          detail::resolve_row{.tables = tables(layer),
+                          detail::resolve_row{.tables = memory_.tables(layer),
                                               .requests = device_requests,
                                               .ids = chosen.ids,
                                               .counts = chosen.counts,
@@ -323,39 +358,33 @@ class hot_buffer {
                                               .misses = record.device_misses,
                                               .miss_counts = record.device_miss_counts,
                                               .chosen_counts = record.device_chosen_counts,
-                                              .ranks = detail::ranks_of(options_)},
+                                              .ranks = detail::ranks_of(options_),
+                                              .predicted = record.predicted},
                           stream);
   }
   void enqueue_forget(const resolved_step& step, const std::int32_t* device_requests,
                       stream_ref stream) {
     backend_.for_each_row(step.rows, {}, 0,
-                          detail::forget_misses{.tables = tables(step.layer),
+                          detail::forget_misses{.tables = memory_.tables(step.layer),
                                                 .requests = device_requests,
                                                 .misses = step.record->device_misses,
                                                 .miss_counts = step.record->device_miss_counts,
                                                 .k = step.k},
                           stream);
   }
-  [[nodiscard]] std::size_t requests() const noexcept {
-    return static_cast<std::size_t>(options_.max_requests);
-  }
-  [[nodiscard]] std::size_t layer_slots() const noexcept {
-    return requests() * static_cast<std::size_t>(options_.pages_per_request);
-  }
-  [[nodiscard]] detail::residency_tables tables(std::int32_t layer) const {
-    const std::size_t clocks = static_cast<std::size_t>(layer) * requests();
-    const std::size_t slots = static_cast<std::size_t>(layer) * layer_slots();
-    return {.block_in = block_in_.data() + slots,
-            .rank = rank_.data() + slots,
-            .clock = clock_.data() + clocks,
-            .reach = clock_.data() + clocks + requests() * static_cast<std::size_t>(layers_),
-            .slot_of = slot_of_.data() + static_cast<std::size_t>(layer) * requests() *
-                                             static_cast<std::size_t>(options_.max_blocks),
-            .page_in = page_in_.data(),
-            .lent = lent_.data(),
-            .slots = options_.pages_per_request,
-            .usable = pages_of_layer(layer),
-            .max_blocks = options_.max_blocks};
+  /// What a prediction brings may be on its way: its units would be taken for hits.
+  void check_settled(std::int32_t layer, const batch_view& batch) {
+    for (std::size_t i = 0; options_.predicts && i < steps_.size(); ++i) {
+      const detail::step_record& r = steps_[i];
+      if (!steps_.is_busy(i) || !r.predicted || r.settled || r.discarded || r.layer != layer)
+        continue;
+      for (const std::int32_t request : batch.requests) {
+        detail::expects<std::logic_error>(
+            std::find(r.requests.begin(), r.requests.end(), request) == r.requests.end(),
+            "resolve: request ", request, " has a predicted step in layer ", layer,
+            " that was not settled");
+      }
+    }
   }
   /// A discard whose stream had failed has forgotten nothing: its units would be taken for hits.
   void check_forgotten(std::int32_t layer, const batch_view& batch) {
@@ -371,44 +400,13 @@ class hot_buffer {
     }
   }
 
-  /// Brings the device's tables of a request to what it holds now, all of it empty.
-  void write_lent(std::int32_t request, stream_ref stream) {
-    const std::vector<std::int32_t>& held = lent_pages_.of(request);
-    const auto first = std::int64_t{request} * options_.pages_per_request;
-    for (std::size_t start = 0; start < held.size(); start += detail::write_words::capacity) {
-      detail::write_words words{page_in_.data() + first + start, {}};
-      const std::size_t n =
-          std::min<std::size_t>(held.size() - start, detail::write_words::capacity);
-      for (std::size_t i = 0; i < n; ++i) words.values[i] = held[start + i];
-      backend_.for_each({1, static_cast<std::int64_t>(n)}, {}, n * 4, words, stream);
-    }
-    const auto layer_stride = static_cast<std::int64_t>(layer_slots());
-    const auto block_stride = static_cast<std::int64_t>(requests()) * options_.max_blocks;
-    fill(block_in_.data() + first, layers_, layer_stride, options_.pages_per_request, -1, stream);
-    fill(rank_.data() + first, layers_, layer_stride, options_.pages_per_request, 0, stream);
-    fill(slot_of_.data() + request * options_.max_blocks, layers_, block_stride,
-         options_.max_blocks, -1, stream);
-    fill(lent_.data() + request, 1, 1, 1, static_cast<std::int32_t>(held.size()), stream);
-  }
-  void fill(std::int32_t* table, std::int64_t rows, std::int64_t stride, std::int64_t words,
-            std::int32_t value, stream_ref stream) {
-    backend_.for_each({rows, words}, {}, static_cast<std::uint64_t>(rows * words) * 4,
-                      detail::fill_words{table, stride, value}, stream);
-  }
-
   Backend backend_;
   std::int32_t layers_;
   std::int32_t block_tokens_;
   hot_buffer_options options_;
-  device_buffer<std::int32_t, Backend> block_in_;  ///< [layers, requests, slots]
-  device_buffer<std::int32_t, Backend> rank_;      ///< [layers, requests, slots]
-  device_buffer<std::int32_t, Backend> clock_;     ///< [layers, requests]
-  device_buffer<std::int32_t, Backend> slot_of_;   ///< [layers, requests, max_blocks]
-  device_buffer<std::int32_t, Backend> page_in_;   ///< [requests, slots]
-  device_buffer<std::int32_t, Backend> lent_;      ///< [requests]
+  detail::residency_memory<Backend> memory_;
   detail::lent_pages lent_pages_;
   detail::step_ring<Backend> steps_;
-  typename Backend::stream setup_;
 };
 
 }  // namespace pulseinfer

@@ -79,6 +79,7 @@ struct hot_buffer_options {
   std::int32_t steps_in_flight = 8;
   hot_replacement replacement = hot_replacement::least_used;
   std::int32_t half_life = 8;  ///< of `least_used`, in steps: a power of two
+  bool predicts = false;       ///< room for what `resolve_predicted` has to know
   /// [layers] how many of the pages lent to a request each layer uses: the first ones, in the order
   /// in which they were lent. The memory of the others in that layer is left alone, the engine may
   /// use it. Empty: all layers use all.

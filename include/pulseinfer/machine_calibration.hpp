@@ -44,13 +44,15 @@ class scratch_store {
     const scratch_store* store_;
   };
 
-  scratch_store(const kv_geometry& geometry, std::byte* payload, std::int32_t blocks) noexcept
-      : geometry_(geometry), payload_(payload), blocks_(blocks) {}
+  scratch_store(const kv_geometry& geometry, std::byte* payload, const std::byte* device_payload,
+                std::int32_t blocks) noexcept
+      : geometry_(geometry), payload_(payload), device_payload_(device_payload), blocks_(blocks) {}
 
   [[nodiscard]] const kv_geometry& geometry() const noexcept { return geometry_; }
   [[nodiscard]] std::int64_t unit_bytes() const noexcept { return geometry_.unit_bytes(); }
   [[nodiscard]] std::int32_t max_blocks() const noexcept { return blocks_; }
   [[nodiscard]] const std::byte* payload() const noexcept { return payload_; }
+  [[nodiscard]] const std::byte* device_payload() const noexcept { return device_payload_; }
   [[nodiscard]] lease acquire(sequence_id, std::int32_t) const noexcept { return lease(*this); }
   void reserve(sequence_id, std::int32_t, std::span<const logical_block> blocks,
                std::span<reservation> results) const {
@@ -62,6 +64,7 @@ class scratch_store {
  private:
   kv_geometry geometry_;
   std::byte* payload_;
+  const std::byte* device_payload_;
   std::int32_t blocks_;
 };
 
@@ -141,7 +144,7 @@ class transfer_timer {
           geometry(detail::geometry_of_entry(entry_bytes)),
           blocks(std::min(std::max<std::int64_t>(1, capacity / geometry.unit_bytes()),
                           std::int64_t{1} << 24)),
-          store(geometry, host, static_cast<std::int32_t>(blocks)),
+          store(geometry, host, b.device_pointer(host), static_cast<std::int32_t>(blocks)),
           engine(b, store, kv_pool(geometry, nhd_layout(geometry, blocks), {{.plane = {device}}}),
                  options(geometry.unit_bytes(), blocks)) {}
     static transfer_options options(std::int64_t unit_bytes, std::int64_t blocks) {

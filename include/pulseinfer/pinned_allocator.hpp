@@ -15,6 +15,7 @@
 
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/detail/page_system.hpp"
+#include "pulseinfer/error.hpp"
 #include "pulseinfer/pinned_memory.hpp"
 #include "pulseinfer/pinned_options.hpp"
 
@@ -131,7 +132,10 @@ class pinned_allocator {
 
 /// A backend as `Base` is, whose pinned memory is made of `pinned_region`s: what allocates pinned
 /// memory through a backend (buffers, stores, staging) then has its sizes, pages, node and chunks.
-/// Memory that is filled in the background is used by streams only when it is ready.
+/// Memory that is filled in the background is used by streams only when it is ready. A store may have
+/// such memory, and its transfers the plain backend: what the host writes and reads is there at
+/// once, staged recalls and offloads go from the beginning, the other ways once all is ready. Its
+/// chunks end on units where `unit_bytes` is the store's.
 template <backend Base, class System = detail::page_system>
 class paged_backend : public Base {
  public:
@@ -146,9 +150,34 @@ class paged_backend : public Base {
   void deallocate_pinned(void* p, std::size_t bytes) noexcept {
     if (p != nullptr) resource_->deallocate(p, bytes);
   }
+  /// How much of an allocation is registered in one call.
+  [[nodiscard]] std::size_t pinned_chunk_bytes(const void* p) const {
+    return region_of(p).chunk_bytes();
+  }
+  /// Where the device sees an allocation, all of it in one piece.
+  /// @throws std::logic_error       if not all of it is ready, or it is not pinned
+  /// @throws device_error           if its chunks do not follow each other on the device
+  /// @throws std::invalid_argument  if `p` is no allocation
+  template <class T>
+  [[nodiscard]] T* device_range(T* p) const {
+    const pinned_region<Base, System>& region = region_of(p);
+    std::byte* const first = region.device_data();
+    for (std::size_t at = 0; at < region.bytes(); at += region.chunk_bytes()) {
+      if (region.device_data(at) != first + at) {
+        throw device_error("paged_backend: the device sees a chunk of pinned memory elsewhere");
+      }
+    }
+    return reinterpret_cast<T*>(first);
+  }
   [[nodiscard]] pinned_resource<Base, System>& resource() const noexcept { return *resource_; }
 
  private:
+  [[nodiscard]] pinned_region<Base, System>& region_of(const void* p) const {
+    pinned_region<Base, System>* const region = resource_->find(p);
+    detail::expects(region != nullptr, "paged_backend: no allocation begins there");
+    return *region;
+  }
+
   std::shared_ptr<pinned_resource<Base, System>> resource_;
 };
 

@@ -46,6 +46,7 @@
 #include "pulseinfer/link_monitor.hpp"
 #include "pulseinfer/link_snapshot.hpp"
 #include "pulseinfer/layer_scheduler.hpp"
+#include "pulseinfer/lookahead.hpp"
 #include "pulseinfer/machine_calibration.hpp"
 #include "pulseinfer/numa.hpp"
 #include "pulseinfer/page_region.hpp"

@@ -24,7 +24,44 @@ struct unit_miss {
   unit_status status;
 };
 
+/// What steps have come to, of a request and layer or of several.
+struct residency_counts {
+  std::int64_t chosen = 0;   ///< units of true choices
+  std::int64_t missed = 0;   ///< of these, those that were not resident
+  std::int64_t brought = 0;  ///< units that predictions have brought, or are bringing
+  std::int64_t used = 0;     ///< of these, those that the next true choice had in it
+  std::int64_t wasted = 0;   ///< of these, those that it did not
+
+  bool operator==(const residency_counts&) const = default;
+};
+
 namespace detail {
+
+/// The counts of one request and layer, on the device and where the host reads them.
+struct residency_totals {
+  residency_counts counts;
+  std::int64_t open = 0;  ///< brought since the last true choice
+
+  bool operator==(const residency_totals&) const = default;
+
+  /// Writes what has changed where a host reads it at any time, number by number.
+  PULSEINFER_HD void publish(residency_counts* mirror) const {
+    publish(&mirror->chosen, counts.chosen);
+    publish(&mirror->missed, counts.missed);
+    publish(&mirror->brought, counts.brought);
+    publish(&mirror->used, counts.used);
+    publish(&mirror->wasted, counts.wasted);
+  }
+
+ private:
+  PULSEINFER_HD static void publish(std::int64_t* at, std::int64_t value) {
+#if defined(__CUDA_ARCH__)
+    *static_cast<volatile std::int64_t*>(at) = value;
+#else
+    __atomic_store_n(at, value, __ATOMIC_RELAXED);
+#endif
+  }
+};
 
 /// One step's mirror: what the device tells the host about it. Busy from resolve until its recall
 /// has ended well, or its misses were discarded.
@@ -43,6 +80,8 @@ struct step_record {
   std::int32_t* device_chosen_counts = nullptr;
   std::int32_t* pages = nullptr;    ///< [rows, k], device memory
   std::int32_t* scratch = nullptr;  ///< [rows, 2 k], device memory
+  bool predicted = false;           ///< its choice is not the true one
+  bool settled = false;             ///< what resolves the true one stands behind its recall
   bool held = false;                ///< for replays, until it is dropped
   bool discarded = false;           ///< busy only until its last kernel is done
   bool pulled = false;              ///< that kernel stands behind one that writes the pages
@@ -55,16 +94,28 @@ struct step_record {
 
 /// The tables of one layer, as kernels see them.
 struct residency_tables {
-  std::int32_t* block_in;       ///< [requests, slots] block in a slot, -1 none
-  std::int32_t* rank;           ///< [requests, slots] the lowest goes first; 0 where there is none
-  std::int32_t* clock;          ///< [requests] counts up with each step that is resolved
-  std::int32_t* reach;          ///< [requests] how far the last victims' rank was behind the clock
+  std::int32_t* block_in;  ///< [requests, slots] block in a slot, -1 none
+  std::int32_t* rank;      ///< [requests, slots] the lowest goes first; 0 where there is none
+  std::int32_t* clock;     ///< [requests] counts up with each step that is resolved
+  std::int32_t* reach;     ///< [requests] how far the last victims' rank was behind the clock
+  /// [requests, slots] the clock of the last true choice that had the slot's block; for one that a
+  /// prediction has brought, brought_at(the clock then). Null where nothing is predicted
+  std::int32_t* last_use;
+  residency_totals* totals;     ///< [requests]
+  residency_counts* mirrors;    ///< [requests], mapped
   std::int32_t* slot_of;        ///< [requests, max_blocks] slot of a block, -1 none
   const std::int32_t* page_in;  ///< [requests, slots] page of a slot
   const std::int32_t* lent;     ///< [requests] slots in use
   std::int64_t slots;           ///< of a request, in memory
   std::int64_t usable;          ///< of those lent, how many this layer uses at most
   std::int64_t max_blocks;
+
+  [[nodiscard]] PULSEINFER_HD static std::int32_t brought_at(std::int32_t clock) {
+    return -clock - 1;
+  }
+  [[nodiscard]] PULSEINFER_HD bool is_brought(std::int64_t request, std::int64_t slot) const {
+    return last_use != nullptr && last_use[request * slots + slot] == brought_at(clock[request]);
+  }
 };
 
 /// Row kernel: forgets the misses of a row that did not arrive, so that no later step takes them
@@ -79,20 +130,37 @@ struct forget_misses {
   template <class Group>
   PULSEINFER_HD void operator()(std::int64_t row, Group group) const {
     const std::int64_t request = requests[row];
+    std::int64_t mine = 0;
     for (std::int64_t i = group.rank(); i < miss_counts[row]; i += group.size()) {
       const unit_miss miss = misses[row * k + i];
-      if (miss.status != unit_status::moved) forget(tables, request, miss);
+      if (miss.status != unit_status::moved) mine += forget(tables, request, miss);
     }
+    take_off(tables, request, group.sum(mine), group);
   }
 
-  /// Where the slot has another block meanwhile it is left alone.
-  PULSEINFER_HD static void forget(const residency_tables& tables, std::int64_t request,
-                                   const unit_miss& miss) {
+  /// Where the slot has another block meanwhile it is left alone. Returns how many units less a
+  /// prediction has brought: one or none.
+  PULSEINFER_HD static std::int64_t forget(const residency_tables& tables, std::int64_t request,
+                                           const unit_miss& miss) {
     std::int32_t& block_in = tables.block_in[request * tables.slots + miss.slot];
-    if (block_in != miss.block) return;
+    if (block_in != miss.block) return 0;
+    const bool was_brought = tables.is_brought(request, miss.slot);
     block_in = -1;
+    if (tables.last_use != nullptr) tables.last_use[request * tables.slots + miss.slot] = 0;
     tables.rank[request * tables.slots + miss.slot] = 0;
     tables.slot_of[request * tables.max_blocks + miss.block] = -1;
+    return was_brought ? 1 : 0;
+  }
+
+  /// Takes units that a prediction did not bring after all off its counts.
+  template <class Group>
+  PULSEINFER_HD static void take_off(const residency_tables& tables, std::int64_t request,
+                                     std::int64_t units, const Group& group) {
+    if (units == 0 || group.rank() != 0) return;
+    residency_totals& totals = tables.totals[request];
+    totals.open -= units;
+    totals.counts.brought -= units;
+    totals.publish(tables.mirrors + request);
   }
 };
 
@@ -111,6 +179,7 @@ struct settle_misses {
   template <class Group>
   PULSEINFER_HD void operator()(std::int64_t row, Group group) const {
     const std::int64_t first = misses_before(miss_counts, row, group);
+    std::int64_t mine = 0;
     for (std::int64_t i = group.rank(); i < miss_counts[row]; i += group.size()) {
       unit_miss& miss = misses[row * k + i];
       if (sources[first + i] != nullptr) {
@@ -118,11 +187,12 @@ struct settle_misses {
         continue;
       }
       miss.status = unit_status::missing;
-      forget_misses::forget(tables, requests[row], miss);
+      mine += forget_misses::forget(tables, requests[row], miss);
       for (std::int64_t j = 0; j < k; ++j) {
         if (pages[row * k + j] == miss.page) pages[row * k + j] = -1;
       }
     }
+    forget_misses::take_off(tables, requests[row], group.sum(mine), group);
   }
 
   /// The misses of all rows before `row`.
@@ -143,6 +213,12 @@ struct fill_words {
   PULSEINFER_HD void operator()(std::int64_t block, std::int64_t word) const {
     table[block * stride + word] = value;
   }
+};
+
+/// Kernel body: clears counts, of which `word` is the index.
+struct clear_totals {
+  residency_totals* totals;
+  PULSEINFER_HD void operator()(std::int64_t, std::int64_t word) const { totals[word] = {}; }
 };
 
 /// Kernel body: writes up to 64 words that travel in the body itself: no staging, no lifetime to

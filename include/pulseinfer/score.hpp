@@ -54,25 +54,43 @@ struct query_columns {
   }
 };
 
-/// Kernel body: channel `channel` of column `i % padded` of row and KV head `i / padded`.
+/// Kernel body: channel `channel` of column `i % padded` of row and KV head `i / padded`. On a CPU
+/// all channels at once.
 struct arrange_queries {
   query_view queries;
   query_columns shape;
   float* arranged;  ///< [rows, kv_heads, head_dim + 1, padded]
 
   PULSEINFER_HD void operator()(std::int64_t i, std::int64_t channel) const {
+    const std::int64_t from = source(i);
+    arranged[target(i) + channel * shape.padded()] =
+        from < 0 ? 0.0f : load_element(queries.data, from + channel, queries.element);
+  }
+
+  [[nodiscard]] std::int64_t words() const { return shape.head_dim; }
+  void whole_block(std::int64_t i) const {
+    const std::int64_t from = source(i);
+    const std::int64_t step = shape.padded();
+    float* const to = arranged + target(i);
+    for (std::int64_t c = 0; c < shape.head_dim; ++c) {
+      to[c * step] = from < 0 ? 0.0f : load_element(queries.data, from + c, queries.element);
+    }
+  }
+
+ private:
+  /// The element that is channel 0 of a column, or -1 of one that fills up.
+  [[nodiscard]] PULSEINFER_HD std::int64_t source(std::int64_t i) const {
     const std::int64_t kv_row = i / shape.padded();
     const std::int64_t column = i % shape.padded();
-    float value = 0.0f;
-    if (column < shape.columns()) {
-      const std::int64_t row = kv_row / shape.kv_heads;
-      const std::int64_t head = kv_row % shape.kv_heads * shape.heads + column / shape.tokens;
-      const std::int64_t token = row * shape.tokens + column % shape.tokens;
-      const std::int64_t query_heads = std::int64_t{shape.kv_heads} * shape.heads;
-      value = load_element(queries.data, (token * query_heads + head) * shape.head_dim + channel,
-                           queries.element);
-    }
-    arranged[kv_row * shape.size() + channel * shape.padded() + column] = value;
+    if (column >= shape.columns()) return -1;
+    const std::int64_t row = kv_row / shape.kv_heads;
+    const std::int64_t head = kv_row % shape.kv_heads * shape.heads + column / shape.tokens;
+    const std::int64_t token = row * shape.tokens + column % shape.tokens;
+    const std::int64_t query_heads = std::int64_t{shape.kv_heads} * shape.heads;
+    return (token * query_heads + head) * shape.head_dim;
+  }
+  [[nodiscard]] PULSEINFER_HD std::int64_t target(std::int64_t i) const {
+    return i / shape.padded() * shape.size() + i % shape.padded();
   }
 };
 static_assert(std::is_trivially_copyable_v<arrange_queries>);
@@ -129,7 +147,7 @@ struct score_blocks {
   void whole_block(std::int64_t i) const {
     const place at = place_of(i, 0);
     if (at.first_block >= full[at.row]) return;
-    const detail::score_function by = detail::best_score_function(digest.form, shape.at_once());
+    const detail::score_function by = detail::best_score_function(digest.form, shape.padded());
     if (by == nullptr || at.tile == nullptr) {
       for (std::int64_t word = 0; word < words(); ++word) (*this)(i, word);
       return;

@@ -47,10 +47,11 @@ requires std::same_as<Place, logical_block> || std::same_as<Place, host_slot> ||
 
 /// What became of a request to write a unit.
 enum class [[nodiscard]] reserve_outcome : std::uint8_t{
-    reserved,  ///< the slot is the caller's until commit or abort
-    exists,    ///< the unit is stored already
-    writing,   ///< somebody else writes it; whether it arrives is not decided
-    full,      ///< no slot is free and nothing may be evicted; nothing was evicted
+    reserved,      ///< the slot is the caller's until commit or abort
+    exists,        ///< the unit is stored already
+    writing,       ///< somebody else writes it; whether it arrives is not decided
+    full,          ///< no slot is free and nothing may be evicted; nothing was evicted
+    not_admitted,  ///< the store's admission filter keeps the block out
 };
 
 /// What `reserve` gave: a slot and its bytes if the outcome is `reserved`.

@@ -51,7 +51,7 @@ struct transfer_report {
   /// was through. Between them the link may have had pauses, and other transfers' copies.
   std::uint64_t link_began_ns = 0;
   std::uint64_t link_ended_ns = 0;
-  std::uint64_t ended_ns = 0;      ///< completion, as the host saw it
+  std::uint64_t ended_ns = 0;  ///< completion, as the host saw it
 };
 
 namespace detail {

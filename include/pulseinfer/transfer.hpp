@@ -137,8 +137,9 @@ class transfer_engine {
   }
 
   /// Offloads units: copies their pages into the store. A unit that the store has is `present`, one
-  /// that another transfer writes is `being_written`, one for which there is no room is `refused`;
-  /// the others become readable as their bytes arrive.
+  /// that another transfer writes is `being_written`, one for which there is no room is `refused`,
+  /// one that the store's filter keeps out `not_admitted`; the others become readable as their bytes
+  /// arrive.
   ///
   /// @param layer      as recall_units
   /// @param sequences  as recall_units
@@ -199,6 +200,9 @@ class transfer_engine {
         break;
       case reserve_outcome::full:
         move.status = unit_status::refused;
+        break;
+      case reserve_outcome::not_admitted:
+        move.status = unit_status::not_admitted;
         break;
     }
     s.units.push_back(move);

@@ -187,7 +187,7 @@ void top_k_of_rows_around_powers_of_two(Backend& backend) {
 
 /// Equal scores go by their index, whatever else is chosen, every time.
 template <class Backend>
-void top_k_orders_ties_by_index(Backend& backend) {
+void top_k_orders_ties_by_index(Backend& backend, int runs) {
   auto stream = backend.make_stream(stream_priority::normal);
   const scored_row row{0, {1, 2, 5, 4, 5}};
   CHECK((brute_force_top_k(row, 1) == std::vector<std::int32_t>{2}));
@@ -195,7 +195,7 @@ void top_k_orders_ties_by_index(Backend& backend) {
   for (std::size_t k = 1; k <= 5; ++k) check_top_k(backend, {row}, k, stream);
   scored_row ties{7, {}};
   for (int i = 0; i < 700; ++i) ties.scores.push_back(static_cast<float>(i % 3));
-  for (int run = 0; run < 100; ++run) check_top_k(backend, {ties}, 300, stream);
+  for (int run = 0; run < runs; ++run) check_top_k(backend, {ties}, 300, stream);
 }
 
 /// Each row may have a limit of its own below k.

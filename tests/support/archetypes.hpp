@@ -59,6 +59,14 @@ struct admission_policy {
   std::int32_t layers_ = 0;
 };
 
+/// Keeps everything out.
+struct admission_filter {
+  admission_filter() = default;
+  admission_filter(admission_filter&&) = default;
+  admission_filter& operator=(admission_filter&&) = default;
+  bool admit(std::uint64_t) { return false; }
+};
+
 struct row_group {
   row_group() = delete;
   int rank() const { return 0; }

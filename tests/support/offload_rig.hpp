@@ -61,6 +61,7 @@ struct rig_options {
   pulseinfer::hot_replacement replacement = pulseinfer::hot_replacement::least_recent;
   std::vector<std::int32_t> pages_of_layer = {};
   pulseinfer::link_monitor* monitor = nullptr;
+  bool predicts = false;
 };
 
 template <class Backend>
@@ -89,6 +90,7 @@ class offload_rig {
              .max_blocks = max_blocks,
              .steps_in_flight = o.steps_in_flight,
              .replacement = o.replacement,
+             .predicts = o.predicts,
              .pages_of_layer = o.pages_of_layer}),
         stream(machine.make_stream(pulseinfer::stream_priority::normal)),
         ids_(with, std::size_t{3} * static_cast<std::size_t>(o.budget)),

@@ -226,6 +226,36 @@ class model {
     return blocks_.back();
   }
 
+  /// Makes room for all that is absent of some blocks and gives them to their sequence; empty, and
+  /// nothing has changed, if there is not enough.
+  [[nodiscard]] std::vector<block_ptr> make_room_for_whole(
+      std::int32_t writer, const std::vector<std::int32_t>& wanted) {
+    std::int64_t units = 0;
+    std::int64_t records = 0;
+    for (const std::int32_t position : wanted) {
+      const auto there = at(writer).blocks.find(position);
+      const bool is_new = there == at(writer).blocks.end();
+      records += is_new ? 1 : 0;
+      units += is_new ? layers : there->second->count(state::absent);
+    }
+    const auto makes_room = [&](model& in) {
+      while (in.counts().free < units || std::ssize(in.blocks_) + records > of_.records) {
+        const bool needs_record = std::ssize(in.blocks_) + records > of_.records;
+        if (!in.evict(writer, needs_record, true)) return false;
+      }
+      return true;
+    };
+    model tried = copy();
+    if (!makes_room(tried) || !makes_room(*this)) return {};
+    std::vector<block_ptr> got;
+    for (const std::int32_t position : wanted) {
+      block_ptr& b = at(writer).blocks[position];
+      if (b == nullptr) b = blocks_.emplace_back(std::make_shared<block>(block{position}));
+      got.push_back(b);
+    }
+    return got;
+  }
+
   [[nodiscard]] block_ptr named(const block_key& key) const {
     const auto at = std::find_if(blocks_.begin(), blocks_.end(),
                                  [&](const block_ptr& b) { return b->name == key; });
@@ -269,7 +299,19 @@ class model {
     settle();
   }
 
-  [[nodiscard]] bool evict(std::int32_t writer, bool needs_record) {
+  /// Another model, with blocks of its own.
+  [[nodiscard]] model copy() const {
+    model to = *this;
+    std::map<block_ptr, block_ptr> twin;
+    for (block_ptr& b : to.blocks_) b = twin[b] = std::make_shared<block>(*b);
+    for (block_ptr& b : to.cached_) b = twin.at(b);
+    for (sequence& s : to.all_) {
+      for (auto& held : s.blocks) held.second = twin.at(held.second);
+    }
+    return to;
+  }
+
+  [[nodiscard]] bool evict(std::int32_t writer, bool needs_record, bool is_whole = false) {
     if (!cached_.empty()) {
       forget_cached(block_ptr(cached_.front()), store_event::what::evicted);
       return true;
@@ -292,7 +334,7 @@ class model {
       for (auto e = b->units.rbegin(); e != b->units.rend(); ++e) {
         if (e->is != state::ready) continue;
         *e = {};
-        if (of_.scope == eviction_scope::unit && !needs_record) break;
+        if (of_.scope == eviction_scope::unit && !needs_record && !is_whole) break;
       }
       tell(b, store_event::what::evicted);
       settle();
@@ -382,6 +424,9 @@ class twins {
       case 26:
         same = end_write();
         break;
+      case 27:
+        same = reserve_whole();
+        break;
       default:
         same = reserve();
     }
@@ -458,8 +503,9 @@ class twins {
   }
   bool open_prompt() {
     std::vector<block_key> prompt = some_prompt();
-    if (store_.ready_blocks(prompt) != std::ssize(model_.found(prompt))) return false;
     if (prompt.size() > 1 && one_in(16)) std::swap(prompt[0], prompt[1]);
+    if (prompt.size() > 1 && one_in(16)) prompt.erase(prompt.begin());
+    if (store_.ready_blocks(prompt) != std::ssize(model_.found(prompt))) return false;
     const std::int64_t deadline = one_in(2) ? store_type::no_deadline : now_ + some(8);
     const auto chain = model_.found(prompt);
     auto got = store_.open_sequence(prompt, deadline);
@@ -639,12 +685,53 @@ class twins {
     const auto got = store_.reserve(id_of(index), at.layer, logical_block{at.block});
     if (got.outcome != expected) return false;
     if (expected != reserve_outcome::reserved) return got.slot == host_slot::none;
-    const stamp content = stamp_of(id_of(index), at, ++version_);
-    write_stamp(store_.writable(got.slot), content);
-    writes_.push_back({got.slot, b, at.layer, content});
-    b->units[layer] = {state::writing, content};
+    if (got.bytes != store_.writable(got.slot)) return false;
+    begin_write(index, got, b, at);
     model_.use(index);
     return true;
+  }
+  bool reserve_whole() {
+    const std::int32_t index = some(model::sequences);
+    std::vector<std::int32_t> positions;
+    std::vector<logical_block> blocks;
+    for (std::int32_t position = 0; position < model::positions; ++position) {
+      if (!one_in(3)) continue;
+      positions.push_back(position);
+      blocks.push_back(logical_block{position});
+    }
+    std::vector<pulseinfer::reservation> got(positions.size() * layers);
+    if (!model_.at(index).is_open) {
+      return throws([&] { (void)store_.reserve_whole(id_of(index), blocks, got); });
+    }
+    const std::vector<block_ptr> made = model_.make_room_for_whole(index, positions);
+    const bool is_full = made.size() < positions.size();
+    if (store_.reserve_whole(id_of(index), blocks, got) !=
+        (is_full ? reserve_outcome::full : reserve_outcome::reserved)) {
+      return false;
+    }
+    if (is_full) return true;
+    bool is_any = false;
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      const auto layer = static_cast<std::int32_t>(i) % layers;
+      const block_ptr& b = made[i / layers];
+      model::entry& e = b->units[static_cast<std::size_t>(layer)];
+      const auto expected = e.is == state::absent    ? reserve_outcome::reserved
+                            : e.is == state::writing ? reserve_outcome::writing
+                                                     : reserve_outcome::exists;
+      if (got[i].outcome != expected) return false;
+      if (expected != reserve_outcome::reserved) continue;
+      begin_write(index, got[i], b, {layer, b->position});
+      is_any = true;
+    }
+    if (is_any) model_.use(index);
+    return true;
+  }
+  void begin_write(std::int32_t index, const pulseinfer::reservation& got, const block_ptr& b,
+                   unit at) {
+    const stamp content = stamp_of(id_of(index), at, ++version_);
+    write_stamp(got.bytes, content);
+    writes_.push_back({got.slot, b, at.layer, content});
+    b->units[static_cast<std::size_t>(at.layer)] = {state::writing, content};
   }
   bool end_write() {
     if (writes_.empty()) return true;

@@ -44,10 +44,10 @@ class shelf {
   using keys = std::vector<pulseinfer::block_key>;
   using event = pulseinfer::store_event;
 
-  template <class Backend>
+  template <class Backend, class... Filter>
   explicit shelf(const Backend& backend, std::int64_t units,
-                 pulseinfer::block_store_options options = {})
-      : store_(backend, geometry, completed(units, options)) {}
+                 pulseinfer::block_store_options options = {}, Filter... filter)
+      : store_(backend, geometry, completed(units, options), filter...) {}
 
   Store* operator->() { return &store_; }
 

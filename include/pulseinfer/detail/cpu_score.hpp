@@ -130,18 +130,12 @@ PULSEINFER_AVX2_INLINE void score_part(const score_task& t, std::int32_t column,
   const std::byte* at = t.part + unit * element_bytes(Element);
   const std::int64_t to_upper = t.upper - t.part;
   const float* q = t.queries + column;
-  std::int32_t k = 0;
-  for (; k + channels_a_line <= t.head_dim; k += channels_a_line) {
-    __builtin_prefetch(ahead, 0, 2);
-    if constexpr (Bounds) __builtin_prefetch(ahead + to_upper, 0, 2);
-    ahead += ahead_step;
-    for (int i = 0; i < channels_a_line; ++i) {
-      score_channel<Element, Bounds, AtOnce, Vectors>(sums, scales, at, to_upper, q);
-      at += channel;
-      q += t.padded;
+  for (std::int32_t k = 0; k < t.head_dim; ++k) {
+    if (k % channels_a_line == 0) {
+      __builtin_prefetch(ahead, 0, 2);
+      if constexpr (Bounds) __builtin_prefetch(ahead + to_upper, 0, 2);
+      ahead += ahead_step;
     }
-  }
-  for (; k < t.head_dim; ++k) {
     score_channel<Element, Bounds, AtOnce, Vectors>(sums, scales, at, to_upper, q);
     at += channel;
     q += t.padded;
@@ -160,7 +154,9 @@ PULSEINFER_AVX2_INLINE void score_part(const score_task& t, std::int32_t column,
 
 template <element_type Element, bool Bounds, int AtOnce>
 PULSEINFER_AVX2 void score_tile_avx2(const score_task& t) {
-  constexpr int vectors = AtOnce == 8 ? 1 : AtOnce == 4 ? 2 : 8;  // as many sums as registers hold
+  // As many sums as are under way at a time, in registers. (One vector for eight columns would load
+  // more queries than the sums take time for.)
+  constexpr int vectors = 8 / AtOnce;
   constexpr int units = 8 * vectors;
   // All columns of some blocks, then of the next: what is joined stays in registers.
   const std::int64_t part = t.head_dim * tile_blocks * element_bytes(Element);
@@ -202,17 +198,14 @@ PULSEINFER_AVX2 void score_tile_avx2(const score_task& t) {
   }
 }
 
-template <element_type Element, bool Bounds>
-[[nodiscard]] score_function score_function_at(int at_once) noexcept {
-  if (at_once == 1) return &score_tile_avx2<Element, Bounds, 1>;
-  if (at_once == 4) return &score_tile_avx2<Element, Bounds, 4>;
-  return &score_tile_avx2<Element, Bounds, 8>;
-}
-
 template <element_type Element>
-[[nodiscard]] score_function score_function_of(digest_kind kind, int at_once) noexcept {
-  return kind == digest_kind::min_max ? score_function_at<Element, true>(at_once)
-                                      : score_function_at<Element, false>(at_once);
+[[nodiscard]] score_function score_function_of(digest_kind kind, std::int32_t padded) noexcept {
+  if (kind == digest_kind::min_max) {
+    return padded % 4 == 0 ? &score_tile_avx2<Element, true, 4>
+                           : &score_tile_avx2<Element, true, 1>;
+  }
+  return padded % 4 == 0 ? &score_tile_avx2<Element, false, 4>
+                         : &score_tile_avx2<Element, false, 1>;
 }
 
 #undef PULSEINFER_AVX2_INLINE
@@ -235,22 +228,22 @@ template <element_type Element>
 }
 
 /// The fastest way to score a tile of that form, or null: one block after the other.
-/// @param at_once  columns that are scored at a time: 1, 4 or 8
-[[nodiscard]] inline score_function best_score_function([[maybe_unused]] const digest_form& form,
-                                                        [[maybe_unused]] int at_once) noexcept {
+/// @param padded  columns of a KV head, with those that fill up
+[[nodiscard]] inline score_function best_score_function(
+    [[maybe_unused]] const digest_form& form, [[maybe_unused]] std::int32_t padded) noexcept {
 #if defined(__x86_64__) && defined(__GNUC__)
   if (!has_score_vectors()) return nullptr;
   switch (form.element) {
     case element_type::f32:
-      return score_function_of<element_type::f32>(form.kind, at_once);
+      return score_function_of<element_type::f32>(form.kind, padded);
     case element_type::f16:
-      return score_function_of<element_type::f16>(form.kind, at_once);
+      return score_function_of<element_type::f16>(form.kind, padded);
     case element_type::bf16:
-      return score_function_of<element_type::bf16>(form.kind, at_once);
+      return score_function_of<element_type::bf16>(form.kind, padded);
     case element_type::f8_e4m3:
-      return score_function_of<element_type::f8_e4m3>(form.kind, at_once);
+      return score_function_of<element_type::f8_e4m3>(form.kind, padded);
     case element_type::i8:
-      return score_function_of<element_type::i8>(form.kind, at_once);
+      return score_function_of<element_type::i8>(form.kind, padded);
     default:
       return nullptr;
   }

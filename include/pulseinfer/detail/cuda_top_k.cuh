@@ -208,7 +208,17 @@ struct cuda_top_k {
   /// measured: a CTA reads a row three to four times at some 60 GB/s; CUB's launches for a row take
   /// some 40 us.
   static constexpr std::int64_t long_row = std::int64_t{1} << 17;
+  /// Of a CTA for a row, long or short: a short one is read in one turn.
   static constexpr int threads = 1024;
+  static constexpr int few_threads = 256;
+  static constexpr std::int64_t short_row = 2'048;
+
+  [[nodiscard]] static bool takes_whole_device(const top_k_shape& shape,
+                                               cuda_top_k_way way) noexcept {
+    if (shape.columns <= shape.k) return false;  // only its limit can be shorter than such a row
+    if (way != cuda_top_k_way::automatic) return way == cuda_top_k_way::whole_device;
+    return shape.rows <= shape.columns / long_row;
+  }
 
   [[nodiscard]] static std::size_t workspace_bytes(const top_k_shape& shape,
                                                    cuda_top_k_way way = cuda_top_k_way::automatic) {
@@ -228,8 +238,14 @@ struct cuda_top_k {
     auto* thresholds = reinterpret_cast<std::uint64_t*>(base);
     const compact_top_k compact{keys, shape.k, thresholds, selected, counts};
     if (!takes_whole_device(shape, way)) {
-      launch_kernel(&select_top_k_kernel<threads>, {dim3(grid(shape.rows)), dim3(threads)},
-                    stream.get(), compact, thresholds, shape.rows);
+      if (shape.columns <= short_row) {
+        launch_kernel(&select_top_k_kernel<few_threads>,
+                      {dim3(grid(shape.rows)), dim3(few_threads)}, stream.get(), compact,
+                      thresholds, shape.rows);
+      } else {
+        launch_kernel(&select_top_k_kernel<threads>, {dim3(grid(shape.rows)), dim3(threads)},
+                      stream.get(), compact, thresholds, shape.rows);
+      }
       return;
     }
     auto* gathered = reinterpret_cast<std::uint64_t*>(base + at.gathered);
@@ -239,8 +255,8 @@ struct cuda_top_k {
       backend.for_each({1, shape.columns}, {}, 0, gather_top_k_row{keys, row, gathered}, stream);
       const std::uint64_t* const chosen =
           take_best(base + at.temporary, temporary_bytes, gathered, best, shape, stream.get());
-      launch_kernel(&find_among_best_kernel<threads>, {dim3(1), dim3(threads)}, stream.get(), keys,
-                    shape.k, row, chosen, thresholds);
+      launch_kernel(&find_among_best_kernel<few_threads>, {dim3(1), dim3(few_threads)},
+                    stream.get(), keys, shape.k, row, chosen, thresholds);
     }
     backend.for_each_row(shape.rows, {}, 0, compact, stream);
   }
@@ -276,11 +292,6 @@ struct cuda_top_k {
     }
   };
 
-  static bool takes_whole_device(const top_k_shape& shape, cuda_top_k_way way) noexcept {
-    if (shape.columns <= shape.k) return false;  // only its limit can be shorter than such a row
-    if (way != cuda_top_k_way::automatic) return way == cuda_top_k_way::whole_device;
-    return shape.rows <= shape.columns / long_row;
-  }
   static unsigned grid(std::int64_t rows) noexcept {
     return static_cast<unsigned>(
         std::min<std::int64_t>(rows, std::numeric_limits<std::int32_t>::max()));

@@ -45,7 +45,6 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       : base(b, store, pool, options),
         copy_(b.make_stream(stream_priority::high)),
         scatter_(b.make_stream(stream_priority::high)),
-        store_on_device_(b.device_pointer(store.payload())),
         stores_(stores_for_ring(options.staging_bytes)),
         strips_(strips_of(pool.layout())),
         way_(options.way) {}
@@ -80,6 +79,8 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       }
     }
     if (s.report.way == transfer_way::automatic) choose_way(s);
+    s.store_on_device = nullptr;
+    if (s.report.way == transfer_way::pull) s.store_on_device = this->store_->device_payload();
   }
 
   void choose_way(state& s) const {
@@ -153,13 +154,15 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       sources[i] = unit.source;
     }
     const bool staged = takes_parts(s);
+    const std::byte* const store = this->store_->payload();
+    const std::byte* const device_store = s.store_on_device;
     if (staged) gather_into(gathered, {sources, count}, this->store_->unit_bytes(), stores_);
     for (std::size_t i = 0; i < count; ++i) {
       unit_move& unit = s.at(j.first + begin + i);
       if (!is_sound(s, unit, staged ? gathered + i * this->unit_size() : unit.source))
         pages[i] = -1;
       // What kernels pull from is listed under the device's addresses.
-      sources[i] = store_on_device_ + (unit.source - this->store_->payload());
+      if (device_store != nullptr) sources[i] = device_store + (unit.source - store);
     }
   }
   /// A unit that is not what was stored goes nowhere, and leaves the store.
@@ -330,9 +333,8 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
 
   typename Backend::stream copy_;
   typename Backend::stream scatter_;
-  const std::byte* store_on_device_;  ///< the store's payload, as kernels see it
-  store_hint stores_;                 ///< of gathers into the staging
-  std::int64_t strips_;               ///< of a unit in the pool
+  store_hint stores_;    ///< of gathers into the staging
+  std::int64_t strips_;  ///< of a unit in the pool
   transfer_way way_;
   std::vector<copy_span> runs_;  ///< of one chunk, under the enqueue mutex
 };

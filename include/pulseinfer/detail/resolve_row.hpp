@@ -30,6 +30,9 @@ struct resolve_row {
   std::int32_t* miss_counts;
   std::int32_t* chosen_counts;
   use_rank ranks;
+  /// The choice is a guess: nothing of it counts as used, and its misses take no slot that the last
+  /// true choice used, nor one that a prediction has brought since. What finds none is left out.
+  bool predicted = false;
 
   static constexpr std::int32_t in_use = 0x7fffffff;  ///< rank of a slot that this step uses
   /// Where a clock gets there it is wound back, with all ranks.
@@ -49,46 +52,84 @@ struct resolve_row {
       return;
     }
     std::int32_t* const rank = tables.rank + request * tables.slots;
-    // Counts for each request and layer by itself, on the device.
-    const std::int32_t now = wound(rank, usable, tables.clock[request], group) + ranks.per_step;
+    // Counts for each request and layer by itself, on the device, and true choices only.
+    const std::int32_t clock = predicted ? tables.clock[request] : wound(request, usable, group);
+    const std::int32_t now = predicted ? clock : clock + ranks.per_step;
 
-    const std::int64_t wanted = mark_hits(row, rank, now, group);
+    std::int64_t used = 0;
+    std::int64_t wanted = mark_hits(row, rank, clock, now, used, group);
     group.sync();
-    if (wanted > 0) {
-      // The slots worth least go, of those worth the same the lower ones.
-      std::int32_t& reach = tables.reach[request];
-      const cut at = find_cut(rank, usable, wanted, now > reach ? now - reach : 0, group);
-      list_slots(at, rank, usable, scratch + 2 * row * k, group);
-      group.sync();
-      if (group.rank() == 0) reach = now - at.rank;
+    // The slots worth least go, of those worth the same the lower ones.
+    if (predicted) {
+      const spared_ranks spared{rank, tables.last_use + request * tables.slots, clock};
+      const std::int64_t free = count_up_to(spared, usable, in_use - 1, group);
+      wanted = wanted < free ? wanted : free;
+      if (wanted > 0) find_victims(row, spared, usable, wanted, now, group);
+    } else if (wanted > 0) {
+      find_victims(row, plain_ranks{rank}, usable, wanted, now, group);
     }
-    const std::int64_t placed = place(row, rank, now, group);
-    if (group.rank() == 0) {
-      miss_counts[row] = static_cast<std::int32_t>(placed);
-      chosen_counts[row] = static_cast<std::int32_t>(chosen);
-      tables.clock[request] = now;  // every lane has read it, before the first sum
+    const std::int64_t placed = place(row, rank, wanted, now, group);
+    if (group.rank() != 0) return;
+    miss_counts[row] = static_cast<std::int32_t>(placed);
+    chosen_counts[row] = static_cast<std::int32_t>(chosen);
+    tables.clock[request] = now;  // every lane has read it, before the first sum
+    residency_totals& totals = tables.totals[request];
+    if (predicted) {
+      totals.open += placed;
+      totals.counts.brought += placed;
+    } else {
+      totals.counts.chosen += chosen;
+      totals.counts.missed += placed;
+      totals.counts.used += used;
+      totals.counts.wasted += totals.open - used;
+      totals.open = 0;
     }
+    totals.publish(tables.mirrors + request);
   }
 
  private:
-  /// The clock, which is wound back with all ranks before it gets too large.
+  /// Ranks of a true choice.
+  struct plain_ranks {
+    const std::int32_t* rank;
+    PULSEINFER_HD std::int32_t operator[](std::int64_t slot) const { return rank[slot]; }
+  };
+  /// Ranks of a prediction, which spares what is in use.
+  struct spared_ranks {
+    const std::int32_t* rank;
+    const std::int32_t* last_use;
+    std::int32_t clock;
+    PULSEINFER_HD std::int32_t operator[](std::int64_t slot) const {
+      const std::int32_t use = last_use[slot];
+      const bool spared = (use == clock && use != 0) || use == residency_tables::brought_at(clock);
+      return spared ? in_use : rank[slot];
+    }
+  };
+
+  /// The clock, which is wound back with all that counts by it before it gets too large.
   template <class Group>
-  PULSEINFER_HD static std::int32_t wound(std::int32_t* rank, std::int64_t usable,
-                                          std::int32_t clock, const Group& group) {
+  PULSEINFER_HD std::int32_t wound(std::int64_t request, std::int64_t usable,
+                                   const Group& group) const {
+    const std::int32_t clock = tables.clock[request];
     if (clock < clock_limit) return clock;
     constexpr std::int32_t back = clock_limit / 2;
+    std::int32_t* const rank = tables.rank + request * tables.slots;
     for (std::int64_t slot = group.rank(); slot < usable; slot += group.size()) {
       // What was not used for so long keeps no order, but stays older than all else.
       if (rank[slot] > 0) rank[slot] = rank[slot] > back ? rank[slot] - back : 1;
+      if (tables.last_use == nullptr) continue;
+      std::int32_t& use = tables.last_use[request * tables.slots + slot];
+      use = use > back ? use - back : use < -back ? use + back : 0;
     }
     group.sync();
     return clock - back;
   }
 
   /// Finds the slots of hits, and marks them before anybody looks for victims; their new ranks wait
-  /// in the scratch. Leaves slots in the page table. Returns the misses.
+  /// in the scratch. Leaves slots in the page table. Returns the misses; `used` becomes the hits that
+  /// a prediction has brought since the last true choice.
   template <class Group>
-  PULSEINFER_HD std::int64_t mark_hits(std::int64_t row, std::int32_t* rank, std::int32_t now,
+  PULSEINFER_HD std::int64_t mark_hits(std::int64_t row, std::int32_t* rank, std::int32_t clock,
+                                       std::int32_t now, std::int64_t& used,
                                        const Group& group) const {
     const std::int32_t* const slot_of = tables.slot_of + requests[row] * tables.max_blocks;
     const std::int32_t* const row_ids = ids + row * k;
@@ -105,9 +146,20 @@ struct resolve_row {
       if (slot < 0) {
         ++mine;
       } else {
-        new_rank[i] = ranks.again(rank[slot], now);
+        new_rank[i] = predicted ? rank[slot] : ranks.again(rank[slot], now);
         rank[slot] = in_use;
       }
+    }
+    if (tables.last_use != nullptr && !predicted) {
+      std::int32_t* const last_use = tables.last_use + requests[row] * tables.slots;
+      std::int64_t brought = 0;
+      for (std::int64_t i = group.rank(); i < chosen; i += group.size()) {
+        const std::int32_t slot = row_slots[i];
+        if (slot < 0) continue;
+        brought += last_use[slot] == residency_tables::brought_at(clock) ? 1 : 0;
+        last_use[slot] = now;
+      }
+      used = group.sum(brought);
     }
     return group.sum(mine);
   }
@@ -118,13 +170,23 @@ struct resolve_row {
     std::int64_t equals;
   };
 
+  template <class Ranks, class Group>
+  PULSEINFER_HD void find_victims(std::int64_t row, const Ranks& rank, std::int64_t usable,
+                                  std::int64_t wanted, std::int32_t now, const Group& group) const {
+    std::int32_t& reach = tables.reach[requests[row]];
+    const cut at = find_cut(rank, usable, wanted, now > reach ? now - reach : 0, group);
+    list_slots(at, rank, usable, scratch + 2 * row * k, group);
+    group.sync();
+    if (group.rank() == 0) reach = now - at.rank;
+  }
+
   /// A cut that lets `wanted` slots through; as many are not in use.
   ///
   /// A pass over the slots counts those up to a guess. The first guess follows from the last step's
   /// cut, which is seldom off by more than a few steps; the next ones go away from it until the cut
   /// lies between two, then by turns on the line between these and in the middle.
-  template <class Group>
-  PULSEINFER_HD cut find_cut(const std::int32_t* rank, std::int64_t usable, std::int64_t wanted,
+  template <class Ranks, class Group>
+  PULSEINFER_HD cut find_cut(const Ranks& rank, std::int64_t usable, std::int64_t wanted,
                              std::int64_t guess, const Group& group) const {
     std::int64_t low = 0;
     std::int64_t high = in_use - 1;  // it is between them, both included
@@ -163,8 +225,8 @@ struct resolve_row {
   }
 
   /// Lists the slots that a cut lets through, in order.
-  template <class Group>
-  PULSEINFER_HD static void list_slots(const cut& at, const std::int32_t* rank, std::int64_t usable,
+  template <class Ranks, class Group>
+  PULSEINFER_HD static void list_slots(const cut& at, const Ranks& rank, std::int64_t usable,
                                        std::int32_t* listed, const Group& group) {
     const auto through = [&](std::int64_t equals) {
       return equals < at.equals ? equals : at.equals;
@@ -202,8 +264,8 @@ struct resolve_row {
     }
   }
 
-  template <class Group>
-  PULSEINFER_HD static std::int64_t count_up_to(const std::int32_t* rank, std::int64_t count,
+  template <class Ranks, class Group>
+  PULSEINFER_HD static std::int64_t count_up_to(const Ranks& rank, std::int64_t count,
                                                 std::int32_t highest, const Group& group) {
     std::int32_t mine = 0;
     for (std::int64_t i = group.rank(); i < count; i += group.size()) {
@@ -212,10 +274,11 @@ struct resolve_row {
     return group.sum(mine);
   }
 
-  /// Each miss takes a victim's slot, in block order; slots become pages. Returns the misses.
+  /// Each miss takes a victim's slot, in block order, while there are such; slots become pages.
+  /// Returns the misses that have one.
   template <class Group>
-  PULSEINFER_HD std::int64_t place(std::int64_t row, std::int32_t* rank, std::int32_t now,
-                                   const Group& group) const {
+  PULSEINFER_HD std::int64_t place(std::int64_t row, std::int32_t* rank, std::int64_t found,
+                                   std::int32_t now, const Group& group) const {
     const std::int64_t request = requests[row];
     std::int32_t* const block_in = tables.block_in + request * tables.slots;
     std::int32_t* const slot_of = tables.slot_of + request * tables.max_blocks;
@@ -223,6 +286,8 @@ struct resolve_row {
     const std::int32_t* const victims = scratch + 2 * row * k;
     const std::int32_t* const new_rank = victims + k;
     std::int32_t* const row_pages = pages + row * k;
+    std::int32_t* const last_use =
+        tables.last_use == nullptr ? nullptr : tables.last_use + request * tables.slots;
     const std::int64_t chosen = counts[row];
     std::int64_t placed = 0;
     for (std::int64_t start = 0; start < k; start += group.size()) {
@@ -230,14 +295,20 @@ struct resolve_row {
       const std::int32_t at = i < chosen ? row_pages[i] : 0;
       const bool is_miss = at < 0;
       const std::int64_t place = placed + group.scan(is_miss ? 1 : 0);
-      if (is_miss) {
+      if (is_miss && place >= found) {
+        row_pages[i] = -1;  // of a prediction
+      } else if (is_miss) {
         const std::int32_t slot = victims[place];
         const std::int32_t block = ids[row * k + i];
         const std::int32_t victim = block_in[slot];
         if (victim >= 0) slot_of[victim] = -1;
         block_in[slot] = block;
         slot_of[block] = slot;
-        rank[slot] = now;
+        // What nobody has used yet is worth less than what the last step used.
+        rank[slot] = !predicted ? now : now > ranks.per_step ? now - ranks.per_step : 1;
+        if (last_use != nullptr) {
+          last_use[slot] = predicted ? residency_tables::brought_at(now) : now;
+        }
         row_pages[i] = page_in[slot];
         misses[row * k + place] = {block, page_in[slot], slot, victim, unit_status::pending};
       } else if (i < chosen) {
@@ -248,7 +319,7 @@ struct resolve_row {
       }
       placed += group.sum(is_miss ? 1 : 0);
     }
-    return placed;
+    return placed < found ? placed : found;
   }
 };
 static_assert(std::is_trivially_copyable_v<resolve_row>);

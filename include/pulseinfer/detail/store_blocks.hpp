@@ -56,7 +56,7 @@ class store_blocks {
         policy_(options_.max_stored_blocks) {
     std::fill_n(table_, table_index(options_.max_sequences, 0, 0), absent_unit);
     if (tagger_) tags_.assign(static_cast<std::size_t>(free_.size()), 0);
-    events_.reserve(static_cast<std::size_t>(options_.max_events));
+    events_.resize(static_cast<std::size_t>(options_.max_events));
   }
 
   [[nodiscard]] const kv_geometry& geometry() const noexcept { return geometry_; }
@@ -195,17 +195,22 @@ class store_blocks {
   }
 
   /// Gives a block a name, unless another has it.
+  /// @param before  the block before it in a sequence, -1 if there is none
   /// @throws std::logic_error  if it has another one; and what `Policy::check` does
-  name_outcome name(std::int32_t block, const block_key& key, const retention& stay) {
+  name_outcome name(std::int32_t block, const block_key& key, const retention& stay,
+                    std::int32_t before) {
     if constexpr (requires(const Policy& policy, const eviction_entry& e) { policy.check(e); }) {
       std::as_const(policy_).check({.priority = stay.priority, .keep_until = stay.keep_until});
     }
     stored_block& b = catalog_.at(block);
     if (b.has_name) {
-      expects<std::logic_error>(index_.key_of(block) == key, "block_store: block ", b.position,
-                                " has another name already");
+      expects<std::logic_error>(index_.key_of(block) == key, "block_store: block ",
+                                std::int32_t{b.position}, " has another name already");
     } else {
-      if (index_.insert(key, block, b.is_whole) != block) return name_outcome::exists;
+      const bool is_chained = before >= 0 && index_.contains(before);
+      if (index_.insert(key, block, b.is_whole, is_chained ? before : -1) != block) {
+        return name_outcome::exists;
+      }
       b.has_name = true;
       if (b.is_whole) tell(store_event::what::stored, block);
     }
@@ -214,9 +219,21 @@ class store_blocks {
     return name_outcome::named;
   }
 
+  /// How many of these blocks stand at positions first, first + 1, ... in their sequences. A
+  /// snapshot, beside whoever has the lock.
+  [[nodiscard]] std::size_t in_place(std::span<const std::int32_t> blocks,
+                                     std::size_t first) const noexcept {
+    std::size_t count = 0;
+    while (count < blocks.size() &&
+           catalog_.at(blocks[count]).position == static_cast<std::int64_t>(first + count)) {
+      ++count;
+    }
+    return count;
+  }
   /// A block that only its name kept is used again; the policy may remember that it was.
   void take_up(std::int32_t block) {
     if (!std::exchange(catalog_.at(block).is_cached, false)) return;
+    --cached_;
     policy_.evict(block);
   }
   /// What becomes of a block that nobody holds any more: a whole one with a name stays.
@@ -225,6 +242,7 @@ class store_blocks {
     free_spoilt(block);
     if (b.has_name && b.is_whole) {
       b.is_cached = true;
+      ++cached_;
       policy_.insert(block, {.key = index_.key_of(block).low | 1,
                              .parent = parent,
                              .priority = b.priority,
@@ -247,6 +265,15 @@ class store_blocks {
     catalog_.forget(block);
   }
 
+  /// How many blocks that only their names keep the policy gives up, one after the other. All their
+  /// layers can be read.
+  [[nodiscard]] std::int64_t evictable_cached() const {
+    if constexpr (requires(const Policy& policy) { policy.evictable(); }) {
+      return policy_.evictable();
+    } else {
+      return cached_;
+    }
+  }
   static constexpr std::int64_t most_evicted_ahead = 16;
   /// Gives up blocks that only their names keep until so many units are free, or none is left. One
   /// after the other, each would wait for memory several times; so what their books lie in is
@@ -267,14 +294,21 @@ class store_blocks {
     }
     return count;
   }
-  /// Forgets all blocks that only their names keep, also those that the policy never gives up.
+  /// Forgets all blocks that only their names keep, in the policy's order, then those that it never
+  /// gives up.
   std::int32_t clear() {
     std::int32_t cleared = 0;
-    for (std::int32_t block = 0; block < options_.max_stored_blocks; ++block) {
-      if (!catalog_.at(block).is_cached) continue;
+    const auto forget = [&](std::int32_t block) {
       policy_.erase(block);
       forget_cached(block, store_event::what::cleared);
       ++cleared;
+    };
+    const auto any = [](std::int32_t) { return true; };
+    for (std::int32_t next = policy_.victim(any); next >= 0; next = policy_.victim(any)) {
+      forget(next);
+    }
+    for (std::int32_t block = 0; block < options_.max_stored_blocks; ++block) {
+      if (catalog_.at(block).is_cached) forget(block);
     }
     return cleared;
   }
@@ -294,10 +328,10 @@ class store_blocks {
   }
 
   std::size_t drain_events(std::span<store_event> to) noexcept {
-    const std::size_t n = std::min(to.size(), events_.size());
-    const auto end = events_.begin() + static_cast<std::ptrdiff_t>(n);
-    std::copy(events_.begin(), end, to.begin());
-    events_.erase(events_.begin(), end);
+    const std::size_t n = std::min(to.size(), waiting_events_);
+    for (std::size_t i = 0; i < n; ++i) to[i] = event_at(i);
+    if (n > 0) first_event_ = (first_event_ + n) % events_.size();
+    waiting_events_ -= n;
     return n;
   }
 
@@ -342,16 +376,21 @@ class store_blocks {
   /// Frees a block that only its name kept, and that the policy has let go.
   void forget_cached(std::int32_t block, store_event::what why) noexcept {
     catalog_.at(block).is_cached = false;
+    --cached_;
     ready_ -= catalog_.at(block).ready;
     free_slots(block, slot_state::ready);
     settle_whole(block, why);
     forget_if_empty(block);
   }
+  /// One of those that wait, or the place behind them.
+  [[nodiscard]] store_event& event_at(std::size_t i) noexcept {
+    return events_[(first_event_ + i) % events_.size()];
+  }
   void tell(store_event::what kind, std::int32_t block) noexcept {
-    if (events_.size() == static_cast<std::size_t>(options_.max_events)) {
-      lost_events_ += options_.max_events > 0 ? 1 : 0;
+    if (waiting_events_ == events_.size()) {
+      lost_events_ += events_.empty() ? 0 : 1;
     } else {
-      events_.push_back({kind, index_.key_of(block)});
+      event_at(waiting_events_++) = {kind, index_.key_of(block)};
     }
   }
 
@@ -367,9 +406,12 @@ class store_blocks {
   prefix_index index_;               ///< name -> block, ready if it is whole
   Policy policy_;                    ///< over blocks that nobody holds
   std::vector<std::uint64_t> tags_;  ///< [capacity] of ready units, or empty
-  std::vector<store_event> events_;
+  std::vector<store_event> events_;  ///< [max_events] a ring
+  std::size_t first_event_ = 0;
+  std::size_t waiting_events_ = 0;
   std::int64_t lost_events_ = 0;
-  std::int64_t ready_ = 0;  ///< slots by state, whoever holds them
+  std::int64_t cached_ = 0;  ///< blocks that only their names keep
+  std::int64_t ready_ = 0;   ///< slots by state, whoever holds them
   std::int64_t writing_ = 0;
   std::int64_t orphans_ = 0;  ///< of those being written, the ones that nobody waits for
   std::int64_t corrupt_ = 0;

@@ -15,10 +15,25 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 enum class slot_state : std::uint8_t { free, writing, ready, corrupt };
 
+/// A number that may be read beside who writes it.
+class shared_number {
+ public:
+  shared_number(std::int32_t value) noexcept : value_(value) {}
+  shared_number(const shared_number& other) noexcept : value_(std::int32_t{other}) {}
+  shared_number& operator=(const shared_number& other) noexcept {
+    value_.store(std::int32_t{other}, std::memory_order_relaxed);
+    return *this;
+  }
+  operator std::int32_t() const noexcept { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::int32_t> value_;
+};
+
 /// A block of tokens, whoever holds it: a place in the order of its sequences, and up to a slot a
 /// layer. All who hold it hold it at the same position, for they share all that is before it.
 struct stored_block {
-  std::int32_t position = -1;  ///< of a free one: the next free one
+  shared_number position = -1;  ///< of a free one: the next free one
   std::int32_t first_slot = -1;
   std::int32_t first_holder = -1;  ///< a sequence
   std::int32_t ready = 0;          ///< slots of each state
@@ -52,9 +67,7 @@ class store_catalog {
         slots_(static_cast<std::size_t>(slots)),
         blocks_(static_cast<std::size_t>(blocks)),
         holdings_(static_cast<std::size_t>(sequences) * positions_) {
-    for (std::int32_t i = blocks; i > 0; --i) {
-      at(i - 1).position = std::exchange(free_, i - 1);
-    }
+    for (std::int32_t i = blocks; i > 0; --i) forget(i - 1);
   }
 
   [[nodiscard]] stored_block& at(std::int32_t block) noexcept {
@@ -63,7 +76,7 @@ class store_catalog {
   [[nodiscard]] const stored_block& at(std::int32_t block) const noexcept {
     return blocks_[static_cast<std::size_t>(block)];
   }
-  [[nodiscard]] bool has_free_block() const noexcept { return free_ != none; }
+  [[nodiscard]] std::int32_t free_blocks() const noexcept { return free_blocks_; }
   /// The block at a position of a sequence, or none.
   [[nodiscard]] std::int32_t block_of(std::int32_t sequence, std::int32_t position) const noexcept {
     return holding_at(sequence, position).block.load(std::memory_order_relaxed);
@@ -73,11 +86,15 @@ class store_catalog {
   [[nodiscard]] std::int32_t make(std::int32_t position) noexcept {
     const std::int32_t block = free_;
     free_ = at(block).position;
+    --free_blocks_;
     at(block) = {.position = position, .generation = at(block).generation + 1};
     return block;
   }
   /// Forgets a block that has no slots and no holders.
-  void forget(std::int32_t block) noexcept { at(block).position = std::exchange(free_, block); }
+  void forget(std::int32_t block) noexcept {
+    at(block).position = std::exchange(free_, block);
+    ++free_blocks_;
+  }
 
   void hold(std::int32_t block, std::int32_t sequence) noexcept {
     holding& h = holding_at(sequence, at(block).position);
@@ -206,6 +223,7 @@ class store_catalog {
   std::vector<stored_block> blocks_;
   std::vector<holding> holdings_;  ///< [sequences, positions]
   std::int32_t free_ = none;       ///< the first free block
+  std::int32_t free_blocks_ = 0;
 };
 
 }  // namespace pulseinfer::detail

@@ -61,36 +61,19 @@ class store_lease {
       std::fill_n(found.begin(), blocks.size(), nullptr);
       return;
     }
-    const auto in_row = static_cast<std::uint32_t>(store_->max_blocks());
-    const std::int32_t* const row = table_;
-    const std::byte* const payload = store_->payload();
-    const std::int64_t unit_bytes = store_->unit_bytes();
-    constexpr std::size_t at_once = 64;  // more lines than can be on their way
-    constexpr std::size_t line = 64 / sizeof *row;
     for (std::size_t first = 0; first < blocks.size(); first += at_once) {
       const std::span<const logical_block> some =
           blocks.subspan(first, std::min(at_once, blocks.size() - first));
-      if (in_row <= some.size() * line) {  // fewer lines than blocks: all of them, in order
-        for (std::size_t at = 0; at < in_row; at += line) __builtin_prefetch(row + at);
-      } else {
-        for (const logical_block block : some) {
-          const std::int32_t at = index_of(block);
-          if (static_cast<std::uint32_t>(at) < in_row) __builtin_prefetch(row + at);
-        }
-      }
-      for (std::size_t i = 0; i < some.size(); ++i) {
-        const std::int32_t at = index_of(some[i]);
-        const bool is_in_row = static_cast<std::uint32_t>(at) < in_row;
-        const std::int32_t slot = is_in_row ? detail::load_mapped(row + at) : -1;
-        found[first + i] = slot < 0 ? nullptr : payload + slot * unit_bytes;
-      }
+      fetch(some);
+      find_fetched(some, found.subspan(first));
     }
   }
   /// The same for kernels; also units that are committed later are found.
-  [[nodiscard]] store_view device_view() const noexcept {
+  /// @throws as block_store::device_payload
+  [[nodiscard]] store_view device_view() const {
     if (store_ == nullptr) return {};
-    return {.slots = store_->memory_.device_table + (table_ - store_->memory_.table.data()),
-            .payload = store_->memory_.device_payload,
+    return {.slots = store_->memory_.device_table() + (table_ - store_->memory_.table()),
+            .payload = store_->memory_.device_payload(),
             .unit_bytes = store_->unit_bytes(),
             .blocks = store_->max_blocks()};
   }
@@ -118,8 +101,48 @@ class store_lease {
 
  private:
   friend Store;
+  static constexpr std::size_t at_once = 64;  ///< more lines than can be on their way
+
   store_lease(Store* store, sequence_id key, std::int32_t layer, const std::int32_t* table)
       : store_(store), key_(key), layer_(layer), table_(table) {}
+  void fetch(std::span<const logical_block> blocks) const noexcept {
+    constexpr std::size_t line = 64 / sizeof *table_;
+    const auto in_row = static_cast<std::uint32_t>(store_->max_blocks());
+    if (in_row <= blocks.size() * line) {  // fewer lines than blocks: all of them, in order
+      for (std::size_t at = 0; at < in_row; at += line) __builtin_prefetch(table_ + at);
+    } else {
+      for (const logical_block block : blocks) {
+        const std::int32_t at = index_of(block);
+        if (static_cast<std::uint32_t>(at) < in_row) __builtin_prefetch(table_ + at);
+      }
+    }
+  }
+  void find_fetched(std::span<const logical_block> blocks,
+                    std::span<const std::byte*> found) const noexcept {
+    const auto in_row = static_cast<std::uint32_t>(store_->max_blocks());
+    const std::int32_t* const row = table_;
+    const std::byte* const payload = store_->payload();
+    const std::int64_t unit_bytes = store_->unit_bytes();
+    // What can be done before the lines are there: then few instructions are left for each block, so
+    // that many blocks, and the next call's, are under way at once.
+    std::uint32_t highest = 0;
+    for (const logical_block block : blocks) {
+      highest = std::max(highest, static_cast<std::uint32_t>(index_of(block)));
+    }
+    if (highest < in_row) [[likely]] {
+      for (std::size_t i = 0; i < blocks.size(); ++i) {
+        const std::int32_t slot = detail::load_mapped(row + index_of(blocks[i]));
+        found[i] = slot < 0 ? nullptr : payload + slot * unit_bytes;
+      }
+      return;
+    }
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      const std::int32_t at = index_of(blocks[i]);
+      const bool is_in_row = static_cast<std::uint32_t>(at) < in_row;
+      const std::int32_t slot = is_in_row ? detail::load_mapped(row + at) : -1;
+      found[i] = slot < 0 ? nullptr : payload + slot * unit_bytes;
+    }
+  }
   [[nodiscard]] std::int32_t slot_of(logical_block block) const noexcept {
     const std::int32_t at = index_of(block);
     if (store_ == nullptr || at < 0 || at >= store_->max_blocks()) return -1;

@@ -16,7 +16,9 @@
 
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/detail/sequence_gate.hpp"
+#include "pulseinfer/detail/store_admission.hpp"
 #include "pulseinfer/detail/store_blocks.hpp"
+#include "pulseinfer/detail/store_eviction.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/store_types.hpp"
 
@@ -25,13 +27,15 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 /// Sequences over the blocks of a store: a block store without its memory and its lock.
 ///
 /// @par Threads  one at a time, under the store's lock, but `acquire`, `release` and `touch`
-template <class Policy>
+template <class Policy, class Admission>
 class store_sequences {
  public:
   store_sequences(const kv_geometry& geometry, const block_store_options& options,
-                  std::int32_t* table, std::byte* payload)
+                  std::int32_t* table, std::byte* payload, Admission admission)
       : blocks_(geometry, options, table, payload),
-        sequences_(static_cast<std::size_t>(options.max_sequences)) {
+        sequences_(static_cast<std::size_t>(options.max_sequences)),
+        eviction_(blocks_, sequences_),
+        admission_(std::move(admission), options) {
     free_.reserve(sequences_.size());
     for (std::int32_t i = options.max_sequences; i > 0; --i) free_.push_back(i - 1);
   }
@@ -41,7 +45,7 @@ class store_sequences {
   [[nodiscard]] std::int64_t bytes() const noexcept {
     return static_cast<std::int64_t>(sequences_.size() * sizeof(sequence_state) +
                                      free_.capacity() * sizeof(std::int32_t)) +
-           blocks_.bytes();
+           eviction_.bytes() + admission_.bytes() + blocks_.bytes();
   }
 
   /// @throws std::invalid_argument  on a stale handle
@@ -72,9 +76,11 @@ class store_sequences {
     free_.pop_back();
     at(index).gate.open();
     touch(index);
+    admission_.forget(index, 0);
     return sequence_id{index, at(index).gate.generation()};
   }
-  /// Lets a sequence begin with the blocks of a prompt that are there as a whole, and holds it.
+  /// Lets a sequence begin with the blocks of a prompt that are there as a whole, and holds it. Of
+  /// the others the admission filter says which may come.
   /// @return how many blocks
   [[nodiscard]] std::int32_t adopt(sequence_id id, std::span<const block_key> prompt,
                                    std::int64_t deadline) {
@@ -89,6 +95,9 @@ class store_sequences {
       blocks_.take_up(block);
       join(block, id.index);
     }
+    admission_.ask(
+        id.index, count,
+        prompt.subspan(static_cast<std::size_t>(count), most - static_cast<std::size_t>(count)));
     sequence_state& s = at(id.index);
     (void)s.gate.acquire(id.generation);
     s.is_held = true;
@@ -102,11 +111,13 @@ class store_sequences {
       const std::int32_t block = catalog().block_of(parent.index, position);
       if (block >= 0) join(block, child.index);
     }
+    admission_.share(parent.index, child.index, blocks);
     touch(parent.index);
   }
   trim_outcome trim(std::int32_t index, std::int32_t blocks) noexcept {
     if (!at(index).gate.try_lock()) return trim_outcome::leased;
     let_go_from(index, blocks);
+    admission_.forget(index, blocks);
     at(index).gate.unlock();
     return trim_outcome::trimmed;
   }
@@ -125,6 +136,12 @@ class store_sequences {
     return is_read || is_written ? close_outcome::deferred : close_outcome::closed;
   }
 
+  /// True if a unit is neither there nor on its way, and may come.
+  [[nodiscard]] bool is_wanted(std::int32_t index, std::int32_t layer,
+                               std::int32_t position) const noexcept {
+    return blocks_.entry(index, layer, position) == absent_unit &&
+           !admission_.is_refused(index, position);
+  }
   reservation reserve(std::int32_t index, std::int32_t layer, std::int32_t position) {
     switch (blocks_.entry(index, layer, position)) {
       case absent_unit:
@@ -134,10 +151,12 @@ class store_sequences {
       default:
         return {.outcome = reserve_outcome::exists};
     }
+    if (admission_.is_refused(index, position)) return {.outcome = reserve_outcome::not_admitted};
     std::int32_t block = catalog().block_of(index, position);
     // One eviction is enough for both, so that one that fails has given nothing up.
-    const bool needs_record = block < 0 && !catalog().has_free_block();
-    if ((blocks_.free_units() == 0 || needs_record) && !evict_one(index, needs_record)) {
+    const bool needs_record = block < 0 && catalog().free_blocks() == 0;
+    if ((blocks_.free_units() == 0 || needs_record) &&
+        !eviction_.make_room_for_one(index, needs_record)) {
       return {.outcome = reserve_outcome::full};
     }
     if (block < 0) {
@@ -148,6 +167,56 @@ class store_sequences {
     return {.outcome = reserve_outcome::reserved,
             .slot = static_cast<host_slot>(slot),
             .bytes = blocks_.address(slot)};
+  }
+
+  /// As many calls for one, in their order; what has to go is fetched ahead.
+  void reserve(std::int32_t index, std::int32_t layer, std::span<const logical_block> blocks,
+               std::span<reservation> results) {
+    std::int64_t wanted = 0;
+    std::int32_t highest = -1;  // so that none counts twice: too few is what may be said
+    for (const logical_block block : blocks) {
+      const std::int32_t position = index_of(block);
+      if (position <= highest) continue;
+      highest = position;
+      wanted += is_wanted(index, layer, position) ? 1 : 0;
+    }
+    bool is_any = false;
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      if (blocks_.free_units() == 0) {
+        blocks_.evict_cached(std::min(wanted, store_blocks<Policy>::most_evicted_ahead));
+      }
+      results[i] = reserve(index, layer, index_of(blocks[i]));
+      const bool is_reserved = results[i].outcome == reserve_outcome::reserved;
+      wanted -= is_reserved ? 1 : 0;
+      is_any = is_any || is_reserved;
+    }
+    if (is_any) touch(index);
+  }
+  /// Reserves all that is absent of blocks, or none of it.
+  /// @param blocks   ascending
+  /// @param results  [blocks, layers]
+  reserve_outcome reserve_whole(std::int32_t index, std::span<const logical_block> blocks,
+                                std::span<reservation> results) {
+    const std::int32_t layers = blocks_.geometry().layers;
+    store_room wanted;
+    for (const logical_block block : blocks) {
+      const std::int32_t position = index_of(block);
+      std::int64_t absent = 0;
+      for (std::int32_t layer = 0; layer < layers; ++layer) {
+        absent += is_wanted(index, layer, position) ? 1 : 0;
+      }
+      wanted.units += absent;
+      wanted.records += absent > 0 && catalog().block_of(index, position) < 0 ? 1 : 0;
+    }
+    if (!eviction_.make_room(index, wanted)) return reserve_outcome::full;
+    auto result = results.begin();
+    for (const logical_block block : blocks) {
+      for (std::int32_t layer = 0; layer < layers; ++layer) {
+        *result++ = reserve(index, layer, index_of(block));
+      }
+    }
+    if (wanted.units > 0) touch(index);
+    return reserve_outcome::reserved;
   }
 
   /// Looks at a unit's bytes, and takes it out if they are not those that were committed. Under the
@@ -192,16 +261,6 @@ class store_sequences {
   }
 
  private:
-  struct alignas(64) sequence_state {
-    sequence_gate gate;
-    std::atomic<std::uint64_t> last_use{0};
-    // Under the lock:
-    std::int32_t length = 0;  ///< behind it there is no block
-    bool is_closing = false;  ///< closed, and still read
-    bool is_held = false;     ///< by a hold, which has a lease in the gate
-    std::int64_t deadline = 0;
-  };
-
   [[nodiscard]] std::int32_t count() const noexcept {
     return static_cast<std::int32_t>(sequences_.size());
   }
@@ -226,73 +285,6 @@ class store_sequences {
     at(index).length = std::max(at(index).length, catalog().at(block).position + 1);
     // Its leases keep damaged slots from those who free them.
     if (catalog().at(block).corrupt > 0) at(index).gate.call_for_attention();
-  }
-
-  /// Makes room for a unit: a block that only its name keeps, or the end of a sequence. False if
-  /// there is neither, and then nothing has changed.
-  /// @param needs_record  the unit's block is new and all records are taken: what goes is a block
-  ///                      of which nothing is left
-  [[nodiscard]] bool evict_one(std::int32_t writer, bool needs_record) {
-    if (blocks_.evict_cached(blocks_.free_units() + 1) > 0) return true;
-    // A lease may be taken at any time: then somebody else is looked for.
-    for (;;) {
-      const std::int32_t end = least_recent_end(writer, needs_record);
-      if (end < 0) return false;
-      if (evict_end(end, needs_record)) return true;
-    }
-  }
-  /// What the sequence gives up that has not been used for longest; -1 if there is none.
-  [[nodiscard]] std::int32_t least_recent_end(std::int32_t writer, bool needs_record) noexcept {
-    std::int32_t found = -1;
-    std::uint64_t least = 0;
-    for (std::int32_t i = 0; i < count(); ++i) {
-      if (i == writer || !at(i).gate.is_open() || at(i).gate.leases() > 0) continue;
-      const std::uint64_t used = at(i).last_use.load(std::memory_order_relaxed);
-      if (found >= 0 && used >= least) continue;
-      const std::int32_t end = evictable_end(i, writer);
-      if (end < 0 || (needs_record && !catalog().at(end).is_ready_only())) continue;
-      found = end;
-      least = used;
-    }
-    return found;
-  }
-  /// The last block of a sequence of which something can be read; -1 if there is none.
-  [[nodiscard]] std::int32_t last_ready(std::int32_t index) noexcept {
-    std::int32_t& length = at(index).length;
-    while (length > 0 && catalog().block_of(index, length - 1) < 0) --length;
-    for (std::int32_t position = length - 1; position >= 0; --position) {
-      const std::int32_t block = catalog().block_of(index, position);
-      if (block >= 0 && catalog().at(block).ready > 0) return block;
-    }
-    return -1;
-  }
-  /// That block if it may be given up: nobody who holds it writes or is read, and none has a later
-  /// one.
-  [[nodiscard]] std::int32_t evictable_end(std::int32_t index, std::int32_t writer) noexcept {
-    const std::int32_t block = last_ready(index);
-    if (block < 0) return -1;
-    const bool may_go = catalog().all_holders(block, [&](std::int32_t s) {
-      return s != writer && at(s).gate.leases() == 0 && (s == index || last_ready(s) == block);
-    });
-    return may_go ? block : -1;
-  }
-  /// Gives up a block, or its highest layer, under all who hold it. False if somebody has taken a
-  /// lease meanwhile.
-  [[nodiscard]] bool evict_end(std::int32_t block, bool all_layers) noexcept {
-    std::int32_t locked = 0;
-    const bool is_alone = catalog().all_holders(block, [&](std::int32_t s) {
-      const bool is_locked = at(s).gate.try_lock();
-      locked += is_locked ? 1 : 0;
-      return is_locked;
-    });
-    if (is_alone) {
-      blocks_.give_up(block, all_layers || blocks_.options().scope == eviction_scope::block);
-    }
-    catalog().each_holder(block, [&](std::int32_t s) {
-      if (locked-- > 0) at(s).gate.unlock();
-    });
-    if (is_alone) blocks_.forget_if_empty(block);
-    return is_alone;
   }
 
   void settle(std::int32_t index) noexcept {
@@ -369,6 +361,8 @@ class store_sequences {
   alignas(64) std::atomic<std::uint64_t> clock_{0};  ///< uses so far
   alignas(64) store_blocks<Policy> blocks_;
   std::vector<sequence_state> sequences_;
+  store_eviction<Policy> eviction_;
+  store_admission<Admission> admission_;
   std::vector<std::int32_t> free_;  ///< sequences
   std::uint32_t mark_ = 0;          ///< of the last count
 };

@@ -96,6 +96,7 @@ struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
   std::int32_t layer = 0;
   step_record* step = nullptr;
   std::vector<typename Pipeline::lease> leases;
+  const std::byte* store_on_device = nullptr;  ///< recall that pulls: where kernels see the store
   std::vector<unit_target> targets;  ///< recall: what the host names, until the first task ran
   link_share link;
   std::vector<std::int32_t> order;  ///< the units to move; filled before the first chunk
