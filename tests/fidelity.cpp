@@ -211,6 +211,15 @@ TEST_CASE("the library's selector and hot buffer, as the study drives them") {
   const auto recent = pulseinfer::hot_replacement::least_recent;
   CHECK(chooser.misses(lists, 3, recent) == std::vector<std::int64_t>{2, 1, 0});
   CHECK(chooser.misses(lists, 2, recent) == std::vector<std::int64_t>{2, 1, 1});
+
+  // Guessed are {1, 3}, which is right, then {3, 4}: 4 comes in vain, 2 is there already.
+  fidelity::chosen_lists guesses{.k = 2, .per_step = 1, .ids = {}, .counts = {}};
+  for (const std::vector<std::int32_t>& l : {std::vector<std::int32_t>{7, 8}, {1, 3}, {3, 4}}) {
+    guesses.add(l);
+  }
+  const pulseinfer::residency_counts ahead = chooser.recalled_ahead(lists, guesses, 5);
+  CHECK(ahead == pulseinfer::residency_counts{
+                     .chosen = 4, .missed = 0, .brought = 2, .used = 1, .wasted = 1});
 }
 
 TEST_CASE("what is read of true masses, and what is measured of it") {

@@ -245,6 +245,61 @@ class layer_chooser {
     return out;
   }
 
+  /// What guesses at the next list bring ahead through the library's hot buffer, what of it is used,
+  /// and what is missed all the same. One list a step; the first step has no guess, and does not
+  /// count.
+  /// @param capacity  as misses
+  [[nodiscard]] pulseinfer::residency_counts recalled_ahead(const chosen_lists& truth,
+                                                            const chosen_lists& guess,
+                                                            std::int32_t capacity) {
+    const std::int32_t k = truth.k;
+    capacity = static_cast<std::int32_t>(
+        std::clamp<std::int64_t>(capacity, k, std::max<std::int64_t>(blocks_, k)));
+    pulseinfer::hot_buffer<backend> hot(backend_, pool_,
+                                        {.pages_per_request = capacity,
+                                         .budget_blocks = k,
+                                         .max_requests = 1,
+                                         .max_rows = 1,
+                                         .max_blocks = blocks_,
+                                         .predicts = true});
+    std::vector<std::int32_t> pages(static_cast<std::size_t>(capacity));
+    std::iota(pages.begin(), pages.end(), 0);
+    hot.lend(0, pages, stream_);
+    pulseinfer::pinned_buffer<std::int32_t, backend> ids(backend_, 2 * truth.ids.size());
+    pulseinfer::pinned_buffer<std::int32_t, backend> counts(backend_, 2 * truth.counts.size());
+    std::copy(truth.ids.begin(), truth.ids.end(), ids.data());
+    std::copy(guess.ids.begin(), guess.ids.end(), ids.data() + truth.ids.size());
+    std::copy(truth.counts.begin(), truth.counts.end(), counts.data());
+    std::copy(guess.counts.begin(), guess.counts.end(), counts.data() + truth.counts.size());
+    pulseinfer::pinned_buffer<const std::byte*, backend> sources(backend_,
+                                                                 static_cast<std::size_t>(k));
+    std::fill(sources.span().begin(), sources.span().end(), memory_.data());
+    const auto steps = static_cast<std::size_t>(truth.steps());
+    const std::int32_t request = 0;
+    pulseinfer::residency_counts first;
+    for (std::size_t s = 0; s < steps; ++s) {
+      const pulseinfer::batch_view batch{
+          {&request, 1}, requests_.device_data(), tokens_.device_data() + s, tokens_[s]};
+      const auto resolve = [&](std::size_t at, bool is_guess) {
+        const pulseinfer::selection list{ids.device_data() + at * static_cast<std::size_t>(k),
+                                         counts.device_data() + at, 1, k};
+        const auto step = is_guess ? hot.resolve_predicted(0, batch, list, stream_)
+                                   : hot.resolve(0, batch, list, stream_);
+        if (!step) throw std::logic_error("fidelity: the hot buffer has no free step");
+        // Nothing is moved: as in `misses`.
+        hot.settle_pulled(*step, requests_.device_data(), sources.device_data(), stream_);
+        backend_.sync(stream_);
+      };
+      if (s > 0) resolve(steps + s, true);
+      resolve(s, false);
+      if (s == 0) first = hot.counts(0, 0);
+    }
+    pulseinfer::residency_counts all = hot.counts(0, 0);
+    all.chosen -= first.chosen;
+    all.missed -= first.missed;
+    return all;
+  }
+
  private:
   using backend = pulseinfer::host_backend;
   using selector_type = pulseinfer::consensus_selector<backend>;

@@ -120,11 +120,19 @@ inline void foresight_table(book& b) {
   kept.keep_lists = true;
   (void)b(kept);
   if (!b.is_open()) return;
-  b.print("\nA layer's list known before its query is, recommended, budget 1/16 of the context\n");
-  b.print("  %-44s  found   mass kept\n", "foretold from");
+  b.print("\nA layer's list known before its query is, recommended, budget 1/16 of the context;\n");
+  b.print("of what is chosen: missed, and brought in vain, when it is recalled ahead at 2x k\n");
+  b.print("  %-48s  %6s  %9s  %8s  %8s\n", "foretold from", "found", "mass kept", "missed",
+          "in vain");
   const auto row = [&](const std::string& name, const foresight& f) {
-    b.print("  %-44s  %.4f  %.4f\n", name.c_str(), f.found / static_cast<double>(f.samples),
+    b.print("  %-48s  %.4f  %9.4f", name.c_str(), f.found / static_cast<double>(f.samples),
             f.mass / f.truth);
+    if (f.ahead.chosen > 0) {
+      const auto chosen = static_cast<double>(f.ahead.chosen);
+      b.print("  %8.4f  %8.4f", static_cast<double>(f.ahead.missed) / chosen,
+              static_cast<double>(f.ahead.wasted) / chosen);
+    }
+    b.print("\n");
   };
   static constexpr const char* names[] = {
       "input of the layer before, this layer's weights", "query of the layer before",

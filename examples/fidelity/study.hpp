@@ -34,8 +34,14 @@ struct foresight {
   double mass = 0;   ///< share of the attention that the foretold list reads
   double truth = 0;  ///< that the true list reads
   std::int64_t samples = 0;
+  pulseinfer::residency_counts ahead;  ///< when guesses are recalled ahead; empty: they were not
 
   void add(const foresight& o) {
+    ahead.chosen += o.ahead.chosen;
+    ahead.missed += o.ahead.missed;
+    ahead.brought += o.ahead.brought;
+    ahead.used += o.ahead.used;
+    ahead.wasted += o.ahead.wasted;
     found += o.found;
     mass += o.mass;
     truth += o.truth;
@@ -131,12 +137,14 @@ inline layer_result study_layer(const demo::capture& c, std::int32_t layer,
                       lists.list(s, 0), told.list(s - behind, 0), chooser.end_of_choice(s));
       }
     };
-    if (!c.predicted[l].empty()) {
-      foretell(source::hidden_state, chooser.choose(r.how, budget, every, c.predicted[l]), 0);
-    }
-    if (layer > 0) {
-      foretell(source::query_before, chooser.choose(r.how, budget, every, c.queries[l - 1]), 0);
-    }
+    const auto foretell_by_query = [&](source from, std::span<const float> queries) {
+      const chosen_lists told = chooser.choose(r.how, budget, every, queries);
+      foretell(from, told, 0);
+      out.foretold[static_cast<std::size_t>(from)].ahead =
+          chooser.recalled_ahead(lists, told, 2 * budget);
+    };
+    if (!c.predicted[l].empty()) foretell_by_query(source::hidden_state, c.predicted[l]);
+    if (layer > 0) foretell_by_query(source::query_before, c.queries[l - 1]);
     foretell(source::step_before, lists, 1);
     for (const std::int64_t s : every) {
       out.mean_mass.emplace_back(truth.mean_mass(s).begin(), truth.mean_mass(s).end());
