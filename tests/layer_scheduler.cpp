@@ -208,6 +208,23 @@ TEST_CASE("layer_scheduler: a batch that could not be started is ready again") {
   CHECK(d.last.layer == 0);
 }
 
+TEST_CASE("layer_scheduler: a batch ends once, whatever its flights say later") {
+  desk d(two_layers);
+  const request_id id = d.scheduler.add().value();
+  (void)d.select(0);
+  (void)d.expect(schedule_action::run);
+  const flight_id batch = d.flights.add();
+  d.scheduler.issued(d.last.batch, batch);
+  d.scheduler.completed(d.last.batch);
+  CHECK(d.scheduler.layer_of(id) == 1);
+  (void)d.select(0);
+  CHECK(d.expect(schedule_action::run) == std::vector{id});
+  d.flights.land(batch);
+  CHECK(d.next().action == schedule_action::wait);
+  CHECK(d.scheduler.state_of(id) == layer_state::running);
+  CHECK(d.flights.under_way() == 0);
+}
+
 TEST_CASE("layer_scheduler: a batch whose flight failed is told of, and not taken for run") {
   desk d(two_layers);
   const request_id id = d.scheduler.add().value();

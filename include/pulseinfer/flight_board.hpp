@@ -146,7 +146,8 @@ class flight_board {
 };
 
 /// Makes of one rank's snapshot what all ranks agree on: a flight has ended when it has ended
-/// everywhere, and failed if it failed anywhere. Joins `other` into `agreed`, in any order of ranks.
+/// everywhere, and failed if it failed anywhere. Joins `other` into `agreed`, in any order of
+/// ranks. What they agree on holds for one call of `next`: afterwards numbers may be used again.
 /// @throws std::invalid_argument  where the sizes differ
 inline void agree_on(std::span<flight_state> agreed, std::span<const flight_state> other) {
   detail::expects(agreed.size() == other.size(), "agree_on: ", agreed.size(), " and ", other.size(),

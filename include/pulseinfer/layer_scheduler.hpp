@@ -64,9 +64,9 @@ class layer_scheduler {
     core_.check_pages(work.pages);
     const std::int32_t i = core_.books.open();
     if (i < 0) return std::nullopt;
-    detail::layer_task& t = core_.books.task(i);
-    t.bytes = work.bytes < 0 ? core_.options.work.request_bytes : work.bytes;
-    core_.grouping.entered(t.bytes);
+    double& bytes = core_.books.record(i).bytes;
+    bytes = work.bytes < 0 ? core_.options.work.request_bytes : work.bytes;
+    core_.grouping.entered(bytes);
     (void)core_.pages.need(core_.books, i, work.pages);
     core_.enter(i);
     return core_.books.id_of(i);
@@ -75,7 +75,7 @@ class layer_scheduler {
   void restart(request_id request) {
     const std::int32_t i = core_.books.index_of(request);
     detail::layer_task& t = core_.books.task(i);
-    detail::schedule_core::expects_state(t.state == layer_state::done, "restart", t);
+    core_.expects_state(core_.books.state(i) == layer_state::done, "restart", i);
     t.done = false;
     core_.enter(i);
   }
@@ -92,9 +92,9 @@ class layer_scheduler {
         need.bytes >= 0 && need.bytes <= 1e18 && need.ahead_bytes >= 0 && need.ahead_bytes <= 1e18,
         "selected: ", need.bytes, " and ", need.ahead_bytes, " bytes, expected 0 to 1e18");
     core_.check_pages(need.pages);
-    const std::uint32_t turn = core_.turn_of(t, "selected", 0);
+    const std::uint32_t turn = core_.turn_of(request.index, "selected", 0);
     detail::task_turn& at = t.at(turn);
-    detail::schedule_core::expects_state(!at.selected, "selected (it was told already)", t);
+    core_.expects_state(!at.selected, "selected (it was told already)", i);
     core_.grouping.saw(need);
     const bool has_pages = core_.pages.need(core_.books, i, need.pages);
     at.selected = true;
@@ -123,26 +123,31 @@ class layer_scheduler {
     core_.check_flight(requests, flight);
     for (const request_id request : requests) {
       const detail::layer_task& t = core_.books.task(core_.books.index_of(request));
-      (void)core_.turn_of(t, "recalling", terms.layers_ahead);
-      detail::schedule_core::expects_state(!t.lacks_pages(), "recalling (it lacks pages)", t);
+      (void)core_.turn_of(request.index, "recalling", terms.layers_ahead);
+      core_.expects_state(!t.lacks_pages(), "recalling (it lacks pages)", request.index);
     }
     const std::uint64_t due = core_.due_of(now_ns, terms.bytes);
     core_.flights.begin(flight);
     for (const request_id request : requests) {
       detail::layer_task& t = core_.books.task(request.index);
-      const std::uint32_t turn = core_.turn_of(t, "recalling", terms.layers_ahead);
+      const std::uint32_t turn = core_.turn_of(request.index, "recalling", terms.layers_ahead);
       detail::task_turn& at = t.at(turn);
+      detail::task_record& record = core_.books.record(request.index);
       if (at.is_late || at.lost) {
         ++at.attempt;
         at.waits = 0;
-        at.lost = at.is_late = at.told_late = false;
-        at.deadline_ns = detail::no_deadline;
+        at.lost = at.is_late = at.told_late = at.has_deadline = false;
       }
-      at.owes_recall = terms.layers_ahead == 0 ? false : at.owes_recall;
+      if (terms.layers_ahead == 0) at.owes_recall = false;
+      std::uint64_t& due_ns = record.due_ns[turn % 4];
+      due_ns = at.waits > 0 ? std::max(due_ns, due) : due;
       ++at.waits;
-      at.due_ns = std::max(at.due_ns, due);
-      at.deadline_ns = std::min(at.deadline_ns, terms.deadline_ns);
-      core_.first_deadline_ns = std::min(core_.first_deadline_ns, at.deadline_ns);
+      if (terms.deadline_ns != detail::no_deadline) {
+        std::uint64_t& deadline = record.deadline_ns[turn % 4];
+        deadline = at.has_deadline ? std::min(deadline, terms.deadline_ns) : terms.deadline_ns;
+        at.has_deadline = true;
+        core_.first_deadline_ns = std::min(core_.first_deadline_ns, deadline);
+      }
       ++t.flights;
       core_.flights.link(flight, request.index, turn, at.attempt, true);
       core_.changed(request.index);
@@ -167,19 +172,19 @@ class layer_scheduler {
   void fall_back(request_id request) {
     const std::int32_t i = core_.books.index_of(request);
     detail::layer_task& t = core_.books.task(i);
-    if (t.state == layer_state::ready) return;
-    detail::schedule_core::expects_state(t.state == layer_state::recalling, "fall_back", t);
+    if (core_.books.state(i) == layer_state::ready) return;
+    core_.expects_state(core_.books.state(i) == layer_state::recalling, "fall_back", i);
     t.forget(t.turn);
     t.now().selected = t.now().told_select = true;
     core_.changed(i);
   }
 
-  /// Puts a request aside, at its layer; one that runs, at the end of its batch. It keeps its pages,
-  /// and what is under way for it goes on.
+  /// Puts a request aside, at its layer; one that runs, at the end of its batch. It keeps its
+  /// pages, and what is under way for it goes on.
   leave_outcome interrupt(request_id request) {
     const std::int32_t i = core_.books.index_of(request);
     detail::layer_task& t = core_.books.task(i);
-    if (t.running && !t.leaving) {
+    if (core_.books.is_running(i) && !t.leaving) {
       t.parks_after = true;
       return leave_outcome::later;
     }
@@ -192,10 +197,10 @@ class layer_scheduler {
   void resume(request_id request) {
     const std::int32_t i = core_.books.index_of(request);
     detail::layer_task& t = core_.books.task(i);
-    detail::schedule_core::expects_state(!t.leaving && (t.parked || t.parks_after), "resume", t);
+    core_.expects_state(!t.leaving && (t.parked || t.parks_after), "resume", i);
     if (t.giving_back) {
       t.resumes_after = true;
-    } else if (t.running) {
+    } else if (core_.books.is_running(i)) {
       t.parks_after = false;
     } else {
       t.parked = false;
@@ -210,7 +215,7 @@ class layer_scheduler {
     detail::layer_task& t = core_.books.task(i);
     if (t.leaving) return leave_outcome::not_running;
     t.resumes_after = false;
-    if (!t.running && t.flights == 0) {
+    if (!core_.books.is_running(i) && t.flights == 0) {
       core_.park(i);
       core_.give_back(i);
       return leave_outcome::at_once;
@@ -224,8 +229,8 @@ class layer_scheduler {
     const std::int32_t i = core_.books.index_of(request);
     detail::layer_task& t = core_.books.task(i);
     t.leaving = true;
-    if (!t.running) core_.books.leave(i);
-    if (!t.running && t.flights == 0) {
+    if (!core_.books.is_running(i)) core_.books.leave(i);
+    if (!core_.books.is_running(i) && t.flights == 0) {
       core_.close(i);
       return leave_outcome::at_once;
     }
@@ -248,6 +253,7 @@ class layer_scheduler {
         flights,
         [this](const detail::flight_link& link, flight_state state) { core_.ended(link, state); },
         [this](batch_id batch, flight_state state) { core_.batch_ended(batch, state); });
+    core_.books.count_ready();
     if (now_ns >= core_.first_deadline_ns) core_.find_late(now_ns);
     core_.pages.grant(
         core_.books, [this](std::int32_t i) { core_.changed(i); },
@@ -297,7 +303,7 @@ class layer_scheduler {
   [[nodiscard]] const schedule_counts& counts() const noexcept { return core_.books.counts; }
   [[nodiscard]] const schedule_statistics& statistics() const noexcept { return core_.statistics; }
   [[nodiscard]] layer_state state_of(request_id request) const {
-    return core_.books.tasks[static_cast<std::size_t>(core_.books.index_of(request))].state;
+    return core_.books.state(core_.books.index_of(request));
   }
   [[nodiscard]] std::int32_t layer_of(request_id request) const {
     return core_.books.tasks[static_cast<std::size_t>(core_.books.index_of(request))].layer;

@@ -19,45 +19,36 @@ inline constexpr std::uint64_t no_deadline = std::numeric_limits<std::uint64_t>:
 
 /// What is known of one layer of a request, before and while the request is there.
 struct task_turn {
-  std::int32_t waits = 0;     ///< flights that bring what the layer reads
   std::uint32_t attempt = 0;  ///< flights of an earlier one are not waited for any more
-  bool selected = false;
-  bool owes_recall = false;  ///< there is something to recall, and no flight that brings it
-  bool lost = false;         ///< a flight did not bring everything
-  bool is_late = false;
-  bool told_select = false;  ///< what the engine was told, so that it is told once
-  bool told_recall = false;
-  bool told_late = false;
-  std::uint64_t deadline_ns = no_deadline;
-  std::uint64_t due_ns = 0;  ///< when its recall is expected
+  std::int16_t waits = 0;     ///< flights that bring what the layer reads
+  bool selected : 1 = false;
+  bool owes_recall : 1 = false;  ///< there is something to recall, and no flight that brings it
+  bool lost : 1 = false;         ///< a flight did not bring everything
+  bool is_late : 1 = false;
+  bool has_deadline : 1 = false;
+  bool told_select : 1 = false;  ///< what the engine was told, so that it is told once
+  bool told_recall : 1 = false;
+  bool told_late : 1 = false;
 };
 
-/// A request. Its state follows from the rest, see `state_of`.
+/// A request, as far as every decision looks at it: one line of the cache. Its state follows from
+/// the rest, see `state_of`.
 struct layer_task {
-  std::uint32_t generation = 1;
-  layer_state state = layer_state::parked;
-  bool held = false;
-  bool running = false;
-  bool parked = false;
-  bool done = false;
-  bool leaving = false;
-  bool giving_back = false;    ///< its pages go as soon as nothing uses them
-  bool parks_after = false;    ///< at the end of its batch
-  bool resumes_after = false;  ///< once its pages are given back
-  bool queued = false;         ///< in the list of those of whom the engine is to be told something
+  std::array<task_turn, 4> turns = {};
+  std::uint32_t turn = 0;  ///< counts layers, over all steps
   std::int32_t layer = 0;
-  std::int32_t group = -1;
-  std::int32_t before = -1;  ///< in the group
-  std::int32_t behind = -1;
-  std::int32_t flights = 0;
   std::int32_t pages_held = 0;
   std::int32_t pages_needed = 0;
-  std::uint32_t turn = 0;  ///< counts layers, over all steps
-  std::array<task_turn, 4> turns = {};
-  std::uint64_t age = 0;          ///< lower is older
-  std::uint64_t short_since = 0;  ///< batches so far when it began to lack pages
-  std::uint64_t looked_at = 0;    ///< to see a request that stands in a list twice
-  double bytes = 0;
+  std::int16_t flights = 0;
+  layer_state state = layer_state::parked;  ///< while its group runs: what it was
+  bool held : 1 = false;
+  bool parked : 1 = false;
+  bool done : 1 = false;
+  bool leaving : 1 = false;
+  bool giving_back : 1 = false;    ///< its pages go as soon as nothing uses them
+  bool parks_after : 1 = false;    ///< at the end of its batch
+  bool resumes_after : 1 = false;  ///< once its pages are given back
+  bool queued : 1 = false;  ///< in the list of those of whom the engine is to be told something
 
   [[nodiscard]] task_turn& at(std::uint32_t number) noexcept { return turns[number % 4]; }
   [[nodiscard]] task_turn& now() noexcept { return at(turn); }
@@ -69,10 +60,30 @@ struct layer_task {
     t = {.attempt = t.attempt + 1};
   }
 };
+static_assert(sizeof(layer_task) <= 64);
 
+/// The rest of it.
+struct task_record {
+  std::uint64_t age = 0;                          ///< lower is older
+  std::uint64_t short_since = 0;                  ///< batches so far when it began to lack pages
+  std::uint64_t looked_at = 0;                    ///< to see a request that stands in a list twice
+  std::array<std::uint64_t, 4> deadline_ns = {};  ///< of turns that have one
+  std::array<std::uint64_t, 4> due_ns = {};       ///< when the recall of a turn is expected
+  double bytes = 0;
+};
+
+/// What a batch is made of, apart from the rest, which is large: a decision looks at nothing else
+/// of its requests.
+struct task_link {
+  std::uint32_t generation = 1;
+  std::int32_t group = -1;
+  std::int32_t before = -1;  ///< in the group
+  std::int32_t behind = -1;
+};
+
+/// The state of a request that does not run.
 [[nodiscard]] inline layer_state state_of(const layer_task& t) noexcept {
   if (t.leaving) return layer_state::leaving;
-  if (t.running) return layer_state::running;
   if (t.parked) return layer_state::parked;
   if (t.done) return layer_state::done;
   if (t.lacks_pages()) return layer_state::waiting;
@@ -109,6 +120,8 @@ class schedule_books {
  public:
   explicit schedule_books(std::int32_t max_requests)
       : tasks(static_cast<std::size_t>(max_requests)),
+        links(tasks.size()),
+        records(tasks.size()),
         groups(static_cast<std::size_t>(max_requests)) {
     const auto n = static_cast<std::size_t>(max_requests);
     free_tasks_.reserve(n);
@@ -123,19 +136,33 @@ class schedule_books {
   [[nodiscard]] layer_task& task(std::int32_t i) noexcept {
     return tasks[static_cast<std::size_t>(i)];
   }
+  [[nodiscard]] task_record& record(std::int32_t i) noexcept {
+    return records[static_cast<std::size_t>(i)];
+  }
+  [[nodiscard]] task_link& link(std::int32_t i) noexcept {
+    return links[static_cast<std::size_t>(i)];
+  }
   [[nodiscard]] task_group& group(std::int32_t i) noexcept {
     return groups[static_cast<std::size_t>(i)];
   }
   [[nodiscard]] request_id id_of(std::int32_t i) const noexcept {
-    return {i, tasks[static_cast<std::size_t>(i)].generation};
+    return {i, links[static_cast<std::size_t>(i)].generation};
+  }
+  [[nodiscard]] bool is_running(std::int32_t i) const noexcept {
+    const std::int32_t g = links[static_cast<std::size_t>(i)].group;
+    return g >= 0 && groups[static_cast<std::size_t>(g)].running;
+  }
+  [[nodiscard]] layer_state state(std::int32_t i) const noexcept {
+    const layer_task& t = tasks[static_cast<std::size_t>(i)];
+    return is_running(i) && !t.leaving ? layer_state::running : t.state;
   }
   /// @throws std::invalid_argument  on a handle that is no request's, or no longer
   [[nodiscard]] std::int32_t index_of(request_id id) const {
     expects(id.index >= 0 && static_cast<std::size_t>(id.index) < tasks.size(),
             "layer_scheduler: request index is ", id.index, ", expected 0 to ", tasks.size() - 1);
     const layer_task& t = tasks[static_cast<std::size_t>(id.index)];
-    expects(t.held && t.generation == id.generation, "layer_scheduler: request ", id.index,
-            " of generation ", id.generation, " is gone");
+    expects(t.held && links[static_cast<std::size_t>(id.index)].generation == id.generation,
+            "layer_scheduler: request ", id.index, " of generation ", id.generation, " is gone");
     return id.index;
   }
 
@@ -145,11 +172,9 @@ class schedule_books {
     const std::int32_t i = free_tasks_.back();
     free_tasks_.pop_back();
     layer_task& t = task(i);
-    const std::uint32_t generation = t.generation;
     t = {};
-    t.generation = generation;
     t.held = t.parked = true;
-    t.age = ++ages_;
+    record(i) = {.age = ++ages_};
     ++counts.of[static_cast<int>(t.state)];
     return i;
   }
@@ -158,24 +183,70 @@ class schedule_books {
     layer_task& t = task(i);
     --counts.of[static_cast<int>(t.state)];
     t.held = false;
-    ++t.generation;
+    ++link(i).generation;
     free_tasks_.push_back(i);
   }
 
   /// Brings state and counts to what follows from the rest of a request.
   void settle(std::int32_t i) noexcept {
     layer_task& t = task(i);
+    if (is_running(i)) {  // counted with its group, unless it leaves
+      if (!t.leaving || t.state == layer_state::leaving) return;
+      count_state(layer_state::running, layer_state::leaving);
+      t.state = layer_state::leaving;
+      return;
+    }
     const layer_state next = state_of(t);
     if (next == t.state) return;
-    --counts.of[static_cast<int>(t.state)];
-    ++counts.of[static_cast<int>(next)];
-    if (t.group >= 0) {
-      task_group& g = group(t.group);
+    count_state(t.state, next);
+    if (link(i).group >= 0) {
+      task_group& g = group(link(i).group);
       count(g, t.state, -1);
       count(g, next, 1);
       look_at(g);
     }
     t.state = next;
+  }
+
+  /// `settle` where a request was recalling, and is ready. Counted with `count_ready`, which comes
+  /// before anything else is asked: of a group all become ready in a row.
+  void make_ready(std::int32_t i) noexcept {
+    const std::int32_t g = link(i).group;
+    if (g != made_ready_of_) {
+      count_ready();
+      made_ready_of_ = g;
+    }
+    ++made_ready_;
+    task(i).state = layer_state::ready;
+  }
+  void count_ready() noexcept {
+    if (made_ready_ == 0) return;
+    counts.of[static_cast<int>(layer_state::recalling)] -= made_ready_;
+    counts.of[static_cast<int>(layer_state::ready)] += made_ready_;
+    if (made_ready_of_ >= 0) {
+      task_group& g = group(made_ready_of_);
+      g.coming -= made_ready_;
+      g.ready += made_ready_;
+      look_at(g);
+    }
+    made_ready_ = 0;
+  }
+
+  /// All members of a group, which are ready, run.
+  batch_id begin_batch(std::int32_t i) noexcept {
+    task_group& g = group(i);
+    g.running = true;
+    counts.of[static_cast<int>(layer_state::ready)] -= g.ready;
+    counts.of[static_cast<int>(layer_state::running)] += g.ready;
+    g.ready = 0;
+    look_at(g);
+    ++batches;
+    return {i, ++g.generation};
+  }
+  /// The group runs no longer; for each member `end_running`, then `settle`.
+  void end_batch(std::int32_t i) noexcept { group(i).running = false; }
+  void end_running(std::int32_t i) noexcept {
+    if (!task(i).leaving) task(i).state = layer_state::running;
   }
 
   [[nodiscard]] std::int32_t open_group(std::int32_t layer) noexcept {
@@ -193,29 +264,29 @@ class schedule_books {
     return g;
   }
   void join(std::int32_t i, std::int32_t g) noexcept {
-    layer_task& t = task(i);
     task_group& to = group(g);
-    t.group = g;
-    t.before = to.last;
-    t.behind = -1;
-    (to.last >= 0 ? task(to.last).behind : to.first) = i;
+    task_link& l = link(i);
+    l.group = g;
+    l.before = to.last;
+    l.behind = -1;
+    (to.last >= 0 ? link(to.last).behind : to.first) = i;
     to.last = i;
     ++to.size;
-    count(to, t.state, 1);
+    count(to, task(i).state, 1);
     look_at(to);
   }
-  /// The group ends with its last member.
+  /// Out of a group that does not run, which ends with its last member.
   void leave(std::int32_t i) noexcept {
-    layer_task& t = task(i);
-    if (t.group < 0) return;
-    const std::int32_t g = t.group;
+    task_link& l = link(i);
+    if (l.group < 0) return;
+    const std::int32_t g = l.group;
     task_group& from = group(g);
-    (t.before >= 0 ? task(t.before).behind : from.first) = t.behind;
-    (t.behind >= 0 ? task(t.behind).before : from.last) = t.before;
+    (l.before >= 0 ? link(l.before).behind : from.first) = l.behind;
+    (l.behind >= 0 ? link(l.behind).before : from.last) = l.before;
     --from.size;
-    count(from, t.state, -1);
+    count(from, task(i).state, -1);
     look_at(from);
-    t.group = t.before = t.behind = -1;
+    l.group = l.before = l.behind = -1;
     if (from.size > 0) return;
     from.alive = false;
     ++from.generation;
@@ -230,12 +301,18 @@ class schedule_books {
   }
 
   std::vector<layer_task> tasks;
+  std::vector<task_link> links;      ///< [tasks]
+  std::vector<task_record> records;  ///< [tasks]
   std::vector<task_group> groups;
   std::vector<std::int32_t> live;  ///< groups that have members
   schedule_counts counts;
   std::uint64_t batches = 0;  ///< given out so far
 
  private:
+  void count_state(layer_state from, layer_state to) noexcept {
+    --counts.of[static_cast<int>(from)];
+    ++counts.of[static_cast<int>(to)];
+  }
   static void count(task_group& g, layer_state s, std::int32_t by) noexcept {
     if (is_coming(s)) g.coming += by;
     if (s == layer_state::ready) g.ready += by;
@@ -259,6 +336,8 @@ class schedule_books {
 
   std::vector<std::int32_t> free_tasks_;
   std::vector<std::int32_t> free_groups_;
+  std::int32_t made_ready_of_ = -1;
+  std::int32_t made_ready_ = 0;  ///< not counted yet
   std::uint64_t ages_ = 0;
   std::uint64_t orders_ = 0;
 };

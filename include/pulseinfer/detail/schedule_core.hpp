@@ -33,9 +33,10 @@ class schedule_core {
     out_.reserve(static_cast<std::size_t>(o.max_requests));
   }
 
-  static void expects_state(bool holds, const char* call, const layer_task& t) {
+  void expects_state(bool holds, const char* call, std::int32_t i) const {
     expects<std::logic_error>(holds, "layer_scheduler: ", call, " of a request in state ",
-                              static_cast<int>(t.state), " at layer ", t.layer);
+                              static_cast<int>(books.state(i)), " at layer ",
+                              books.tasks[static_cast<std::size_t>(i)].layer);
   }
   void check_pages(std::int32_t wanted) const {
     expects(wanted >= 0 && wanted <= options.pages, "layer_scheduler: pages is ", wanted,
@@ -45,28 +46,33 @@ class schedule_core {
     flights.check(flight);
     ++looks_;
     for (const request_id request : requests) {
-      layer_task& t = books.task(books.index_of(request));
-      expects_state(t.state != layer_state::leaving, "a flight", t);
-      expects(t.looked_at != looks_, "layer_scheduler: request ", request.index,
+      const layer_task& t = books.task(books.index_of(request));
+      std::uint64_t& looked_at = books.record(request.index).looked_at;
+      expects_state(!t.leaving, "a flight", request.index);
+      expects(looked_at != looks_, "layer_scheduler: request ", request.index,
               " stands here twice");
       expects(t.flights < options.flights_per_request, "layer_scheduler: request ", request.index,
               " has ", t.flights, " flights, flights_per_request allows no more");
-      t.looked_at = looks_;
+      looked_at = looks_;
     }
   }
+  [[nodiscard]] bool is_running(batch_id batch) const noexcept {
+    if (batch.index < 0 || static_cast<std::size_t>(batch.index) >= books.groups.size()) {
+      return false;
+    }
+    const task_group& g = books.groups[static_cast<std::size_t>(batch.index)];
+    return g.running && g.generation == batch.generation;
+  }
   void check_batch(batch_id batch) const {
-    expects(batch.index >= 0 && static_cast<std::size_t>(batch.index) < books.groups.size() &&
-                books.groups[static_cast<std::size_t>(batch.index)].running &&
-                books.groups[static_cast<std::size_t>(batch.index)].generation == batch.generation,
-            "layer_scheduler: batch ", batch.index, " of generation ", batch.generation,
-            " is not running");
+    expects(is_running(batch), "layer_scheduler: batch ", batch.index, " of generation ",
+            batch.generation, " is not running");
   }
   /// The layer that a call speaks of, counted over all steps.
-  [[nodiscard]] std::uint32_t turn_of(const layer_task& t, const char* call,
-                                      std::int32_t ahead) const {
-    expects_state(!t.leaving && !t.done, call, t);
-    ahead += t.running ? 1 : 0;
-    expects_state(t.layer + ahead < options.layers, call, t);
+  [[nodiscard]] std::uint32_t turn_of(std::int32_t i, const char* call, std::int32_t ahead) const {
+    const layer_task& t = books.tasks[static_cast<std::size_t>(i)];
+    expects_state(!t.leaving && !t.done, call, i);
+    ahead += books.is_running(i) ? 1 : 0;
+    expects_state(t.layer + ahead < options.layers, call, i);
     return t.turn + static_cast<std::uint32_t>(ahead);
   }
   /// When a recall is expected, if the link does one after the other.
@@ -80,10 +86,10 @@ class schedule_core {
   /// A request begins, or goes on.
   void enter(std::int32_t i) noexcept {
     books.task(i).parked = false;
-    if (books.task(i).now().deadline_ns != no_deadline) first_deadline_ns = 0;
+    if (books.task(i).now().has_deadline) first_deadline_ns = 0;
     books.settle(i);
     if (is_coming(books.task(i).state) || books.task(i).state == layer_state::ready) {
-      if (books.task(i).group < 0) grouping.place(books, i);
+      if (books.link(i).group < 0) grouping.place(books, i);
     }
     tell_later(i);
   }
@@ -101,7 +107,7 @@ class schedule_core {
     layer_task& t = books.task(i);
     const bool lacked = t.lacks_pages();
     pages.take_back(t);
-    if (!lacked && t.lacks_pages()) pages.begin_lack(books, t);
+    if (!lacked && t.lacks_pages()) pages.begin_lack(books, i);
     for (std::uint32_t k = 0; k < t.turns.size(); ++k) t.forget(k);
     t.giving_back = false;
     books.settle(i);
@@ -109,7 +115,7 @@ class schedule_core {
   void begin_giving_back(std::int32_t i) noexcept {
     layer_task& t = books.task(i);
     t.giving_back = true;
-    if (t.running) {
+    if (books.is_running(i)) {
       t.parks_after = true;
       return;
     }
@@ -121,18 +127,17 @@ class schedule_core {
     layer_task& t = books.task(i);
     pages.end_lack(t);
     pages.take_back(t);
-    grouping.left(t.bytes);
+    grouping.left(books.record(i).bytes);
     books.close(i);
   }
 
   // What the engine is to be told, in the order in which it came up.
 
   /// The most urgent thing that is owed to the engine about a request; `idle` if nothing is.
-  [[nodiscard]] static schedule_action owed(const layer_task& t) noexcept {
-    if (!t.held) return schedule_action::idle;
-    if ((t.leaving || t.giving_back) && !t.running && t.flights == 0) {
-      return schedule_action::release;
-    }
+  [[nodiscard]] schedule_action owed(std::int32_t i) const noexcept {
+    const layer_task& t = books.tasks[static_cast<std::size_t>(i)];
+    if (!t.held || books.is_running(i)) return schedule_action::idle;
+    if ((t.leaving || t.giving_back) && t.flights == 0) return schedule_action::release;
     const task_turn& now = t.now();
     if (t.state == layer_state::selecting && !now.told_select) return schedule_action::select;
     if (t.state != layer_state::recalling) return schedule_action::idle;
@@ -142,9 +147,11 @@ class schedule_core {
   }
   void tell_later(std::int32_t i) noexcept {
     layer_task& t = books.task(i);
-    if (t.queued || owed(t) == schedule_action::idle) return;
+    if (t.queued || owed(i) == schedule_action::idle) return;
     t.queued = true;
-    told_[(told_first_ + told_count_) % told_.size()] = i;
+    std::size_t place = told_first_ + told_count_;
+    if (place >= told_.size()) place -= told_.size();
+    told_[place] = i;
     ++told_count_;
   }
   schedule_decision tell() noexcept {
@@ -153,10 +160,10 @@ class schedule_core {
     while (told_count_ > 0) {
       const std::int32_t i = told_[told_first_];
       layer_task& t = books.task(i);
-      const schedule_action action = owed(t);
+      const schedule_action action = owed(i);
       const bool joins = out_.empty() || (action == decision.action && t.layer == decision.layer);
       if (action != schedule_action::idle && !joins) break;
-      told_first_ = (told_first_ + 1) % told_.size();
+      if (++told_first_ == told_.size()) told_first_ = 0;
       --told_count_;
       t.queued = false;
       if (action == schedule_action::idle) continue;
@@ -174,10 +181,10 @@ class schedule_core {
     switch (action) {
       case schedule_action::select:
         now.told_select = true;
-        break;
+        return;
       case schedule_action::recall:
         now.told_recall = true;
-        break;
+        return;
       case schedule_action::late:
         now.told_late = true;
         ++statistics.late;
@@ -210,12 +217,22 @@ class schedule_core {
       --at.waits;
       if (state == flight_state::failed) at.lost = at.is_late = true;
     }
+    // Almost always this: it is ready, or not yet, and there is nothing to tell. (One that runs is
+    // not noted as recalling.)
+    const task_turn& now = t.now();
+    if (t.state == layer_state::recalling && (!now.is_late || now.told_late)) {
+      if (now.waits == 0 && !now.owes_recall && !now.lost) books.make_ready(link.task);
+      return;
+    }
+    books.count_ready();
     changed(link.task);
   }
   void batch_ended(batch_id batch, flight_state state) noexcept {
+    books.count_ready();
+    if (!is_running(batch)) return;  // it was said to be complete, or withdrawn
     if (state == flight_state::failed) {
       const task_group& g = books.group(batch.index);
-      for (std::int32_t i = g.first; i >= 0; i = books.task(i).behind) {
+      for (std::int32_t i = g.first; i >= 0; i = books.link(i).behind) {
         books.task(i).now().lost = books.task(i).now().is_late = true;
       }
     }
@@ -223,19 +240,19 @@ class schedule_core {
   }
   void end(batch_id batch, bool complete) noexcept {
     task_group& g = books.group(batch.index);
-    g.running = false;
+    books.end_batch(batch.index);
     --running;
     if (complete) g.layer = g.layer + 1 < options.layers ? g.layer + 1 : 0;
     for (std::int32_t i = g.first; i >= 0;) {
       layer_task& t = books.task(i);
-      const std::int32_t next = t.behind;
-      t.running = false;
+      const std::int32_t next = books.link(i).behind;
+      books.end_running(i);
       if (complete) {
         t.forget(t.turn);
         ++t.turn;
         t.done = t.layer + 1 == options.layers;
         t.layer = g.layer;
-        if (t.now().deadline_ns != no_deadline) first_deadline_ns = 0;
+        if (t.now().has_deadline) first_deadline_ns = 0;
       }
       if (t.leaving) {
         books.leave(i);
@@ -254,37 +271,32 @@ class schedule_core {
 
   void find_late(std::uint64_t now_ns) noexcept {
     first_deadline_ns = no_deadline;
-    for (std::size_t k = 0; k < books.tasks.size(); ++k) {
-      layer_task& t = books.tasks[k];
-      if (!t.held || t.state != layer_state::recalling || t.now().is_late) continue;
-      if (t.now().deadline_ns > now_ns) {
-        first_deadline_ns = std::min(first_deadline_ns, t.now().deadline_ns);
+    for (std::int32_t i = 0; i < static_cast<std::int32_t>(books.tasks.size()); ++i) {
+      layer_task& t = books.task(i);
+      if (!t.held || !t.now().has_deadline || t.now().is_late) continue;
+      if (books.state(i) != layer_state::recalling) continue;
+      const std::uint64_t deadline = books.record(i).deadline_ns[t.turn % 4];
+      if (deadline > now_ns) {
+        first_deadline_ns = std::min(first_deadline_ns, deadline);
         continue;
       }
       t.now().is_late = true;
-      tell_later(static_cast<std::int32_t>(k));
+      tell_later(i);
     }
   }
 
   schedule_decision run(std::int32_t g) noexcept {
     grouping.shape(books, g, statistics);
-    task_group& group = books.group(g);
-    group.running = true;
-    ++group.generation;
+    const batch_id batch = books.begin_batch(g);
+    const task_group& group = books.group(g);
     out_.clear();
-    for (std::int32_t i = group.first; i >= 0; i = books.task(i).behind) {
-      books.task(i).running = true;
-      books.settle(i);
-      out_.push_back(books.id_of(i));
-    }
-    ++books.batches;
+    out_.resize(static_cast<std::size_t>(group.size));
+    auto out = out_.begin();
+    for (std::int32_t i = group.first; i >= 0; i = books.link(i).behind) *out++ = books.id_of(i);
     ++running;
     ++statistics.batches;
     statistics.layers_run += group.size;
-    return {.action = schedule_action::run,
-            .layer = group.layer,
-            .requests = out_,
-            .batch = {g, group.generation}};
+    return {.action = schedule_action::run, .layer = group.layer, .requests = out_, .batch = batch};
   }
 
   scheduler_options options;

@@ -75,15 +75,15 @@ class schedule_flights {
       }
       flights.retire(id);
       const batch_id batch = of(id).batch;
-      std::int32_t l = end(id);
+      const std::int32_t last = of(id).last;
+      const std::int32_t first = end(id);
       if (batch.index >= 0) batch_ended(batch, state);
-      while (l >= 0) {
-        const flight_link ending = links_[static_cast<std::size_t>(l)];
-        links_[static_cast<std::size_t>(l)].next = free_link_;
-        free_link_ = l;
-        ended(ending, state);
-        l = ending.next;
+      if (first < 0) continue;
+      for (std::int32_t l = first; l >= 0; l = links_[static_cast<std::size_t>(l)].next) {
+        ended(links_[static_cast<std::size_t>(l)], state);
       }
+      links_[static_cast<std::size_t>(last)].next = free_link_;
+      free_link_ = first;
     }
   }
 

@@ -140,7 +140,7 @@ class schedule_grouping {
       const std::int32_t rest = books.open_group(books.group(g).layer);
       std::int32_t kept = 0;
       for (std::int32_t i = books.group(g).first; i >= 0;) {
-        const std::int32_t next = books.task(i).behind;
+        const std::int32_t next = books.link(i).behind;
         if (++kept > even) books.move(i, rest);
         i = next;
       }
@@ -269,10 +269,11 @@ class schedule_grouping {
   [[nodiscard]] static std::uint64_t due_ns(schedule_books& books, std::int32_t g,
                                             std::uint64_t now_ns) noexcept {
     std::uint64_t due = now_ns;
-    for (std::int32_t i = books.group(g).first; i >= 0; i = books.task(i).behind) {
+    for (std::int32_t i = books.group(g).first; i >= 0; i = books.link(i).behind) {
       const layer_task& t = books.task(i);
       if (t.state == layer_state::waiting || t.now().is_late) return no_deadline;
-      if (t.state == layer_state::recalling) due = std::max(due, t.now().due_ns);
+      if (t.state == layer_state::recalling)
+        due = std::max(due, books.record(i).due_ns[t.turn % 4]);
     }
     return due;
   }
@@ -282,7 +283,7 @@ class schedule_grouping {
     if (books.group(g).ready == books.group(g).size) return;
     std::int32_t late = -1;
     for (std::int32_t i = books.group(g).first; i >= 0;) {
-      const std::int32_t next = books.task(i).behind;
+      const std::int32_t next = books.link(i).behind;
       const layer_state state = books.task(i).state;
       if (state == layer_state::done) {
         books.leave(i);

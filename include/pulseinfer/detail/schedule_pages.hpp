@@ -31,14 +31,14 @@ class schedule_pages {
     const bool lacked = t.lacks_pages();
     t.pages_needed = pages > t.pages_needed ? pages : t.pages_needed;
     if (!t.lacks_pages()) return true;
-    if (!lacked) begin_lack(books, t);
+    if (!lacked) begin_lack(books, i);
     if (lacking_ == 1) (void)give(t);
     return !t.lacks_pages();
   }
   /// A request lacks pages again, or no longer wants any.
-  void begin_lack(const schedule_books& books, layer_task& t) noexcept {
+  void begin_lack(schedule_books& books, std::int32_t i) noexcept {
     ++lacking_;
-    t.short_since = books.batches;
+    books.record(i).short_since = books.batches;
   }
   void end_lack(const layer_task& t) noexcept {
     if (t.lacks_pages()) --lacking_;
@@ -59,20 +59,20 @@ class schedule_pages {
       const std::int32_t i = next_lacking(books, after);
       if (i < 0) break;
       layer_task& t = books.task(i);
-      after = t.age;
+      after = books.record(i).age;
       if (give(t)) {
         granted(i);
         continue;
       }
       if (oldest < 0) oldest = i;
-      if (is_overdue(books, books.task(oldest))) break;  // nobody passes it any more
+      if (is_overdue(books, oldest)) break;  // nobody passes it any more
     }
     if (oldest >= 0) make_room(books, oldest, preempt);
   }
 
  private:
-  [[nodiscard]] bool is_overdue(const schedule_books& books, const layer_task& t) const noexcept {
-    return books.batches - t.short_since >= patience_;
+  [[nodiscard]] bool is_overdue(const schedule_books& books, std::int32_t i) const noexcept {
+    return books.batches - books.records[static_cast<std::size_t>(i)].short_since >= patience_;
   }
   bool give(layer_task& t) noexcept {
     const std::int32_t lacks = t.pages_needed - t.pages_held;
@@ -89,42 +89,45 @@ class schedule_pages {
                                                  std::uint64_t after) noexcept {
     std::int32_t found = -1;
     for (std::size_t i = 0; i < books.tasks.size(); ++i) {
-      const layer_task& t = books.tasks[i];
-      if (!asks(t) || t.age <= after) continue;
-      if (found < 0 || t.age < books.task(found).age) found = static_cast<std::int32_t>(i);
+      const std::uint64_t age = books.records[i].age;
+      if (!asks(books.tasks[i]) || age <= after) continue;
+      if (found < 0 || age < books.record(found).age) found = static_cast<std::int32_t>(i);
     }
     return found;
   }
 
   /// What a request would give: it is younger, and nothing runs on its pages.
-  [[nodiscard]] bool may_give(const layer_task& t, const layer_task& to,
-                              bool overdue) const noexcept {
-    if (!t.held || t.age <= to.age || t.pages_held == 0 || t.leaving || t.giving_back) return false;
-    const bool is_stuck = t.state == layer_state::waiting || t.state == layer_state::parked ||
-                          t.state == layer_state::done;
-    return is_stuck || overdue;
+  [[nodiscard]] static bool may_give(const schedule_books& books, std::int32_t i, std::int32_t to,
+                                     bool overdue) noexcept {
+    const layer_task& t = books.tasks[static_cast<std::size_t>(i)];
+    if (!t.held || t.pages_held == 0 || t.leaving || t.giving_back) return false;
+    if (books.records[static_cast<std::size_t>(i)].age <=
+        books.records[static_cast<std::size_t>(to)].age) {
+      return false;
+    }
+    const layer_state state = books.state(i);
+    return overdue || state == layer_state::waiting || state == layer_state::parked ||
+           state == layer_state::done;
   }
 
   template <class Preempt>
-  void make_room(schedule_books& books, std::int32_t i, Preempt preempt) {
-    const layer_task& to = books.task(i);
+  void make_room(schedule_books& books, std::int32_t to, Preempt preempt) {
+    const auto tasks = static_cast<std::int32_t>(books.tasks.size());
     const bool overdue = is_overdue(books, to);
-    const std::int32_t lacks = to.pages_needed - to.pages_held;
+    const std::int32_t lacks = books.task(to).pages_needed - books.task(to).pages_held;
     std::int32_t coming = free_;
     std::int32_t could = 0;
-    for (const layer_task& t : books.tasks) {
+    for (std::int32_t i = 0; i < tasks; ++i) {
+      const layer_task& t = books.task(i);
       if (t.held && (t.leaving || t.giving_back)) coming += t.pages_held;
-      if (may_give(t, to, overdue)) could += t.pages_held;
+      if (may_give(books, i, to, overdue)) could += t.pages_held;
     }
     if (coming >= lacks || coming + could < lacks) return;
     while (coming < lacks) {
       std::int32_t youngest = -1;
-      for (std::size_t k = 0; k < books.tasks.size(); ++k) {
-        const layer_task& t = books.tasks[k];
-        if (!may_give(t, to, overdue)) continue;
-        if (youngest < 0 || t.age > books.task(youngest).age) {
-          youngest = static_cast<std::int32_t>(k);
-        }
+      for (std::int32_t i = 0; i < tasks; ++i) {
+        if (!may_give(books, i, to, overdue)) continue;
+        if (youngest < 0 || books.record(i).age > books.record(youngest).age) youngest = i;
       }
       if (youngest < 0) return;
       coming += books.task(youngest).pages_held;
