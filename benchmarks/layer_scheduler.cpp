@@ -179,7 +179,7 @@ struct decode {
         pages(backend.make_stream(stream_priority::normal)),
         sequence(store.open_sequence().value()) {
     for (std::int32_t block = 0; block < stored_units; ++block) {
-      const reservation r = store.reserve(sequence, 0, block);
+      const reservation r = store.reserve(sequence, 0, logical_block{block});
       std::memset(store.writable(r.slot), block & 0xff,
                   static_cast<std::size_t>(geometry.unit_bytes()));
       store.commit(r.slot);
@@ -194,7 +194,7 @@ struct decode {
   void add_units(std::int32_t request, std::int32_t layer, std::vector<unit_target>& units) const {
     for (std::int32_t u = 0; u < units_each; ++u) {
       const std::int32_t block = (request * 61 + layer * 173 + u * 307) % stored_units;
-      units.push_back({0, block, request * units_each + u});
+      units.push_back({0, logical_block{block}, device_page{request * units_each + u}});
     }
   }
   /// The pages' readers have ended: each group's batch has, before it selects again.

@@ -596,6 +596,34 @@ TEST_CASE("consensus: digests of every element, MHA and one latent for many head
   });
 }
 
+TEST_CASE("consensus: a block whose keys lie far from their centre is scored for how far") {
+  each([](backend machine) {
+    for (const element_type element : {element_type::f32, element_type::i8}) {
+      scene s(machine, {.query_heads = 2,
+                        .kind = digest_kind::centre_distance,
+                        .digest = element,
+                        .tokens = {9 * block_tokens}});
+      for (std::int32_t block = 0; block < 9; ++block) {
+        for (std::int64_t i = 0; i < 16; ++i) s.keys().set(0, 0, block, i / 4, i % 4, 0.0f);
+      }
+      // Of block 5 the centre is 0, too, and each key is 2 away from it: not where the query looks.
+      for (std::int64_t token = 0; token < 4; ++token) {
+        s.keys().set(0, 0, 5, token, 1 + token / 2, token % 2 == 0 ? 2.0f : -2.0f);
+      }
+      for (std::int32_t head = 0; head < 2; ++head) s.query(0, head, 0) = 3.0f;
+      s.upload();
+      const consensus_options o{
+          .query_heads = 2, .budget_blocks = 1, .sink_blocks = 0, .window_blocks = 0};
+      CHECK((s.select(o) == lists{{5}}));
+      pulseinfer::consensus_selector<backend> selector(machine, s.digests(), o);
+      const auto scores = selector.score(0, s.batch(), s.queries(), s.stream());
+      const auto keys = s.download(scores.keys.keys, 9);
+      CHECK(score_of(keys[5]) == 3.0f * 2 / 2 * 1.5f);  // |q| x distance x scale, max + mean / 2
+      CHECK(score_of(keys[4]) == 0.0f);
+    }
+  });
+}
+
 TEST_CASE("consensus: masses are shares of attention, in double precision too") {
   using pulseinfer::score_normalisation;
   each([](backend machine) {

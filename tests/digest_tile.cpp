@@ -79,8 +79,9 @@ TEST_CASE("digest tile: elements and factors fill a tile, none shares a byte wit
 
 TEST_CASE("digest tile: blocks beside each other are elements beside each other") {
   const digest_form form = llama(digest_kind::min_max, element_type::f16);
-  std::byte* const tile = nullptr;
-  const pulseinfer::digest_view view{.form = form};
+  std::vector<std::byte> memory(static_cast<std::size_t>(form.tile_bytes()));
+  std::byte* const tile = memory.data();
+  const pulseinfer::digest_view view{.form = form, .tiles = tile};
   CHECK(view.element_at(tile, 1, 3, 5, 8) - view.element_at(tile, 1, 3, 5, 7) == 2);
   CHECK(view.element_at(tile, 1, 3, 5, 7) - view.element_at(tile, 1, 3, 4, 7) == 128);
 }

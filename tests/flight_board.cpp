@@ -183,7 +183,8 @@ class reader {
         if (d.layer > 0) compare(id, d.layer - 1);
         (void)scheduler_.selected(id, {.bytes = 56e6});
         for (std::int32_t b = 0; b < blocks; ++b) {
-          units.push_back({static_cast<std::int32_t>(rows.size()), b, page(id, b)});
+          units.push_back({static_cast<std::int32_t>(rows.size()), pulseinfer::logical_block{b},
+                           pulseinfer::device_page{page(id, b)}});
         }
         rows.push_back(sequences_[static_cast<std::size_t>(id.index)]);
       }

@@ -10,9 +10,11 @@
 #include <numeric>
 #include <optional>
 #include <stdexcept>
+#include <string_view>
 #include <vector>
 
 #include "pulseinfer/detail/random.hpp"
+#include "support/allocations.hpp"
 #include "support/failing_backend.hpp"
 #include "support/hold.hpp"
 #include "support/offload_rig.hpp"
@@ -257,7 +259,7 @@ TEST_CASE("lookahead: a call that fails, or finds no room, changes nothing") {
 }
 
 TEST_CASE("lookahead: without `predicts` there is none") {
-  backend machine(test::make_backend());
+  const backend machine{test::make_backend()};
   rig r(machine);
   CHECK_THROWS_AS(
       (pulseinfer::lookahead<backend, pulseinfer::block_store<backend>>(r.hot, r.mover)),
@@ -269,6 +271,31 @@ TEST_CASE("lookahead: without `predicts` there is none") {
   CHECK_THROWS_AS(r.hot.mark_settled({}), std::logic_error);
   CHECK_THROWS_AS((void)r.hot.counts(2, 0), std::out_of_range);
   CHECK_THROWS_AS((void)r.hot.counts(0, 4), std::out_of_range);
+}
+
+TEST_CASE("lookahead: in steady state a guess allocates nothing") {
+  const backend machine{test::make_backend()};
+  guesser r(machine);
+  const auto list = r.choice({{1, 2, 3}});
+  const auto& batch = r.rows_of({0});
+  std::uint64_t least = 1000;
+  std::int64_t settled = 0;
+  for (int round = 0; round < 40; ++round) {
+    const std::uint64_t before = test::allocations();
+    if (r.ahead.announce(1, batch, list, {&r.id, 1}, r.stream) == announce_outcome::announced) {
+      settled += r.ahead.sync_settled(1, r.stream) == settle_outcome::settled ? 1 : 0;
+    }
+    r.ahead.sync_ended(1);
+    least = std::min(least, test::allocations() - before);
+    r.machine.sync(r.stream);
+    (void)r.hot.try_take_back(0, r.stream);
+    r.lend(0, 10, 6);  // so that all is brought again
+    r.machine.sync(r.stream);
+  }
+  CHECK(settled == 40);
+  CHECK(r.hot.counts(1, 0).brought == 120);
+  // Real threads alone: a simulated machine allocates for itself.
+  if (std::string_view(test::backend_name) == "host") CHECK(least == 0);
 }
 
 TEST_CASE("lookahead: good guesses and bad ones, step after step") {

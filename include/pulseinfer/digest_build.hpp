@@ -27,7 +27,7 @@ struct block_digester {
   plane_reader keys;
   plane_reader scales;  ///< of the keys; without memory where they have none
 
-  /// @param tokens  of the block, at least 1
+  /// Of the block's tokens the first `tokens`, at least 1.
   template <class Group>
   PULSEINFER_HD void run(std::byte* tile, std::int64_t unit, std::int64_t page, std::int64_t head,
                          std::int32_t tokens, Group group) const {

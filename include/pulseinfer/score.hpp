@@ -160,8 +160,9 @@ struct score_blocks {
     by({.part = at.tile + form.offset(0, at.kv_head),
         .upper = at.tile + form.offset(form.parts() - 1, at.kv_head),
         .next = next == nullptr ? nullptr : next + form.offset(0, is_last ? 0 : at.kv_head + 1),
-        .scales = digest.factor_at(at.tile, 0, at.kv_head, 0),
-        .upper_scales = digest.factor_at(at.tile, form.parts() - 1, at.kv_head, 0),
+        .scales = form.is_scaled() ? digest.factor_at(at.tile, 0, at.kv_head, 0) : nullptr,
+        .upper_scales =
+            form.is_scaled() ? digest.factor_at(at.tile, form.parts() - 1, at.kv_head, 0) : nullptr,
         .distances = form.kind == digest_kind::centre_distance
                          ? digest.factor_at(at.tile, form.factors() - 1, at.kv_head, 0)
                          : nullptr,

@@ -14,6 +14,15 @@
 #include "pulseinfer/digest_tile.hpp"
 #include "pulseinfer/element.hpp"
 
+// ThreadSanitizer sees what the plain body reads, and not what assembly does.
+#if defined(__SANITIZE_THREAD__)
+#define PULSEINFER_PLAIN_SCORES
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define PULSEINFER_PLAIN_SCORES
+#endif
+#endif
+
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 /// One KV head of a tile, the queries that share it, and where their scores go.
@@ -215,7 +224,7 @@ template <element_type Element>
 
 /// True if this machine scores whole tiles by vectors.
 [[nodiscard]] inline bool has_score_vectors() noexcept {
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(PULSEINFER_PLAIN_SCORES)
   static const bool has = [] {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __builtin_cpu_supports("avx2") != 0 && __get_cpuid(1, &a, &b, &c, &d) != 0 &&
@@ -227,8 +236,8 @@ template <element_type Element>
 #endif
 }
 
-/// The fastest way to score a tile of that form, or null: one block after the other.
-/// @param padded  columns of a KV head, with those that fill up
+/// The fastest way to score a tile of that form for `padded` columns, with those that fill up, or
+/// null: one block after the other.
 [[nodiscard]] inline score_function best_score_function(
     [[maybe_unused]] const digest_form& form, [[maybe_unused]] std::int32_t padded) noexcept {
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -253,3 +262,5 @@ template <element_type Element>
 }
 
 }  // namespace pulseinfer::detail
+
+#undef PULSEINFER_PLAIN_SCORES
