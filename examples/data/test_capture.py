@@ -23,6 +23,7 @@ except ImportError:
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import capture
+import study_texts
 
 THETA = 100000.0
 
@@ -116,6 +117,85 @@ class AttentionTest(unittest.TestCase):
         self.assertLess(max(errors), 5e-3)
         wrong = capture.compare_step(k[::-1], v, self.q[-1], weights[:, 0], out)
         self.assertGreater(max(wrong), 5e-2)
+
+
+class TinyModel:
+    """Two layers of random weights, as forward wants them."""
+
+    def __init__(self) -> None:
+        self.config = capture.LlamaConfig(
+            n_layers=2, hidden_size=12, heads=2, kv_heads=1, head_dim=6, context=64,
+            rope_theta=THETA, epsilon=1e-5,
+        )  # fmt: skip
+        shapes = {
+            "attn_q": (12, 12), "attn_k": (6, 12), "attn_v": (6, 12), "attn_output": (12, 12),
+            "ffn_gate": (20, 12), "ffn_up": (20, 12), "ffn_down": (12, 20),
+            "attn_norm": (12,), "ffn_norm": (12,),
+        }  # fmt: skip
+        self.weights = {"token_embd.weight": normal(9, 12), "output_norm.weight": normal(12)}
+        for layer in range(2):
+            for seed, (part, shape) in enumerate(shapes.items()):
+                self.weights[f"blk.{layer}.{part}.weight"] = normal(*shape, seed=10 * layer + seed)
+
+    def weight(self, name: str) -> np.ndarray:
+        return self.weights[name]
+
+
+class ForwardTest(unittest.TestCase):
+    def run_forward(self, **options: int) -> list[capture.LayerState]:
+        states: list[capture.LayerState] = []
+        ids = np.array([3, 1, 4, 1, 5], np.int32)
+        capture.forward(TinyModel(), ids, lambda _, state: states.append(state), **options)
+        return states
+
+    def test_predicted_queries_are_those_of_the_input_before(self) -> None:
+        model = TinyModel()
+        states = self.run_forward(predict_from=2)
+        self.assertIsNone(states[0].predicted_q)
+        before = model.weight("token_embd.weight")[[4, 1, 5]]  # what layer 0 reads
+        y = capture.rms_norm(before, model.weight("blk.1.attn_norm.weight"), 1e-5)
+        q = (y @ model.weight("blk.1.attn_q.weight").T).reshape(3, 2, 6)
+        expected = capture.rope(q, np.arange(2, 5), THETA)
+        np.testing.assert_allclose(states[1].predicted_q, expected, rtol=1e-5, atol=1e-6)
+        self.assertGreater(np.abs(states[1].q[2:] - expected).max(), 1e-3)
+
+    def test_prediction_changes_nothing_else(self) -> None:
+        for with_it, without in zip(self.run_forward(predict_from=2), self.run_forward()):
+            self.assertIsNone(without.predicted_q)
+            for name in ("q", "k", "v", "out"):
+                np.testing.assert_array_equal(getattr(with_it, name), getattr(without, name))
+
+
+class StudyTextsTest(unittest.TestCase):
+    def test_made_again_when_anything_changed(self) -> None:
+        text = study_texts.TEXTS[0]
+        stamp = study_texts.stamp_of(text, b"words", 128)
+        self.assertEqual(stamp, study_texts.stamp_of(text, b"words", 128))
+        others = {
+            study_texts.stamp_of(text, b"other words", 128),
+            study_texts.stamp_of(text, b"words", 64),
+            study_texts.stamp_of(text._replace(prompt=64), b"words", 128),
+        }
+        self.assertNotIn(stamp, others)
+        self.assertEqual(len(others), 3)
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / "x.safetensors"
+            self.assertFalse(study_texts.is_made(made, stamp))
+            made.write_bytes(b"")
+            self.assertFalse(study_texts.is_made(made, stamp))
+            made.with_suffix(".stamp").write_text(stamp, encoding="utf-8")
+            self.assertTrue(study_texts.is_made(made, stamp))
+            self.assertFalse(study_texts.is_made(made, "another"))
+
+    def test_texts_are_long_enough_to_be_texts(self) -> None:
+        for source in {text.source for text in study_texts.TEXTS}:
+            self.assertGreater(len(study_texts.text_of(source)), 30_000, source)
+        with self.assertRaises(ValueError):
+            study_texts.text_of("nothing")
+
+    def test_failures_are_named_and_the_others_run(self) -> None:
+        commands = [(str(code), [sys.executable, "-c", f"exit({code})"]) for code in (0, 3, 0, 4)]
+        self.assertEqual(sorted(study_texts.run(commands, 2)), ["3", "4"])
 
 
 class SparsityTest(unittest.TestCase):

@@ -25,6 +25,8 @@ struct capture {
   std::vector<std::vector<std::uint16_t>> keys;    ///< [layers][tokens, kv_heads, head_dim], FP16
   std::vector<std::vector<std::uint16_t>> values;  ///< the same
   std::vector<std::vector<float>> queries;         ///< [layers][steps, query_heads, head_dim]
+  std::vector<std::vector<float>> predicted;       ///< the same as the layer before could foretell
+                                                   ///< them; empty where the file has none
 };
 
 /// @throws std::runtime_error  naming the file and what is missing or damaged
@@ -62,6 +64,11 @@ inline capture load_capture(const std::string& path) {
     copy("layer." + layer + ".k", "F16", c.keys, {c.tokens, heads, dim});
     copy("layer." + layer + ".v", "F16", c.values, {c.tokens, heads, dim});
     copy("layer." + layer + ".q", "F32", c.queries, {c.steps, c.query_heads, dim});
+    if (file.contains("layer." + layer + ".p")) {
+      copy("layer." + layer + ".p", "F32", c.predicted, {c.steps, c.query_heads, dim});
+    } else {
+      c.predicted.emplace_back();
+    }
   }
   return c;
 }

@@ -49,6 +49,7 @@ class safetensors {
   safetensors(const safetensors&) = delete;
   safetensors& operator=(const safetensors&) = delete;
 
+  [[nodiscard]] bool contains(const std::string& name) const { return tensors_.count(name) > 0; }
   /// A tensor of the given type and number of dimensions.
   [[nodiscard]] const tensor& at(const std::string& name, const std::string& type,
                                  std::size_t dimensions) const {
