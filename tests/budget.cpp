@@ -24,7 +24,6 @@
 namespace {
 
 using backend = test::backend;
-using pulseinfer::budget_rule;
 using pulseinfer::mass_view;
 using pulseinfer::selection_budget;
 using pulseinfer::stream_priority;

@@ -60,7 +60,7 @@ struct desk {
   }
   /// Runs the next batch to its end; its requests.
   std::vector<request_id> run() {
-    const auto ids = expect(schedule_action::run);
+    auto ids = expect(schedule_action::run);
     scheduler.completed(last.batch);
     return ids;
   }

@@ -43,7 +43,7 @@ ints blocks(std::int32_t count) {
 
 /// A rig with a lookahead, and one request of sequence 1 with 24 blocks.
 struct guesser : rig {
-  explicit guesser(const backend& with, test::rig_options o = {.predicts = true})
+  explicit guesser(const backend& with, const test::rig_options& o = {.predicts = true})
       : rig(with, o), ahead(hot, mover), id(stored(1, blocks(24))) {
     lend(0, 10, o.pages_per_request);
   }
@@ -64,7 +64,7 @@ struct guesser : rig {
     for (std::size_t i = 0; i < chosen.size(); ++i) {
       CHECK((pages.get(layer, table[0][i]) == test::stamp(geometry, 1, layer, chosen[i])));
     }
-    const ints found = missed(*step, 0);
+    ints found = missed(*step, 0);
     recalled->sync();
     return found;
   }

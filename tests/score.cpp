@@ -6,10 +6,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -218,7 +218,8 @@ TEST_CASE("score: vectors give the bits of the plain body, pieces the largest an
               const std::size_t row = i / (plain.size() / 2);
               if (block >= static_cast<std::size_t>(s.full[row])) continue;
               const auto same = [](float a, float b) {
-                return std::memcmp(&a, &b, sizeof a) == 0 || (std::isnan(a) && std::isnan(b));
+                return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b) ||
+                       (std::isnan(a) && std::isnan(b));
               };
               wrong += !same(plain[i], whole[i]) + !same(plain_total[i], whole_total[i]);
             }

@@ -20,7 +20,6 @@ namespace {
 
 using backend = test::backend;
 using paged = pulseinfer::paged_backend<backend>;
-using pulseinfer::logical_block;
 using pulseinfer::pinned_options;
 using pulseinfer::unit_status;
 
@@ -35,8 +34,7 @@ struct apart_backend : backend {
   explicit apart_backend(const backend& base) : backend(base) {}
   template <class T>
   [[nodiscard]] T* device_pointer(T* p) const {
-    return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(p) +
-                                4'096 * static_cast<std::uintptr_t>((*asked)++));
+    return p + 4'096 / sizeof(T) * static_cast<std::size_t>((*asked)++);
   }
   std::shared_ptr<int> asked = std::make_shared<int>(0);
 };

@@ -297,12 +297,13 @@ class consensus_selector {
   [[nodiscard]] join_scores join(std::int64_t of_row, std::int64_t tiles, const query_view& queries,
                                  const row_ranges& ranges) const {
     const std::int32_t groups = options_.head_groups;
+    const std::int32_t columns = options_.query_heads / groups * queries.tokens;
     return {.most = most_.data(),
             .total = total_.data(),
             .factor = factor_.data(),
             .stride = stride(),
             .pieces = static_cast<std::int32_t>(of_row / groups),
-            .share = 1.0f / static_cast<float>(options_.query_heads / groups * queries.tokens),
+            .share = 1.0f / static_cast<float>(columns),
             .begin = ranges.begin,
             .end = ranges.end,
             .tiles = tiles,

@@ -128,8 +128,10 @@ PULSEINFER_AVX2_INLINE void score_part(const score_task& t, std::int32_t column,
   for (int v = 0; v < Vectors; ++v) {
     scales[0][v] = scales[1][v] = float8{};
     if constexpr (Element == element_type::f8_e4m3 || Element == element_type::i8) {
-      scales[0][v] = *reinterpret_cast<const float8_unaligned*>(t.scales + unit + 8 * v);
-      scales[1][v] = *reinterpret_cast<const float8_unaligned*>(t.upper_scales + unit + 8 * v);
+      scales[0][v] =
+          *reinterpret_cast<const float8_unaligned*>(t.scales + unit + std::int64_t{8} * v);
+      scales[1][v] =
+          *reinterpret_cast<const float8_unaligned*>(t.upper_scales + unit + std::int64_t{8} * v);
     }
   }
   float8 sums[AtOnce][Vectors];  // (`scores` has an address, and would be stored each time)
@@ -154,7 +156,8 @@ PULSEINFER_AVX2_INLINE void score_part(const score_task& t, std::int32_t column,
     for (int v = 0; v < Vectors; ++v) {
       float8 score = sums[c][v];
       if (t.distances != nullptr) {
-        score += length * *reinterpret_cast<const float8_unaligned*>(t.distances + unit + 8 * v);
+        score += length * *reinterpret_cast<const float8_unaligned*>(t.distances + unit +
+                                                                     std::int64_t{8} * v);
       }
       scores[c][v] = score * t.scale;
     }
@@ -196,9 +199,9 @@ PULSEINFER_AVX2 void score_tile_avx2(const score_task& t) {
         if (++within < t.piece) continue;
         within = 0;
         for (int v = 0; v < vectors; ++v) {
-          *reinterpret_cast<float8_unaligned*>(t.most + out + 8 * v) = most[v];
+          *reinterpret_cast<float8_unaligned*>(t.most + out + std::int64_t{8} * v) = most[v];
           if (t.total != nullptr) {
-            *reinterpret_cast<float8_unaligned*>(t.total + out + 8 * v) = total[v];
+            *reinterpret_cast<float8_unaligned*>(t.total + out + std::int64_t{8} * v) = total[v];
           }
         }
         out += t.stride;

@@ -295,9 +295,7 @@ struct resolve_row {
       const std::int32_t at = i < chosen ? row_pages[i] : 0;
       const bool is_miss = at < 0;
       const std::int64_t place = placed + group.scan(is_miss ? 1 : 0);
-      if (is_miss && place >= found) {
-        row_pages[i] = -1;  // of a prediction
-      } else if (is_miss) {
+      if (is_miss && place < found) {
         const std::int32_t slot = victims[place];
         const std::int32_t block = ids[row * k + i];
         const std::int32_t victim = block_in[slot];
@@ -311,11 +309,11 @@ struct resolve_row {
         }
         row_pages[i] = page_in[slot];
         misses[row * k + place] = {block, page_in[slot], slot, victim, unit_status::pending};
-      } else if (i < chosen) {
+      } else if (!is_miss && i < chosen) {
         rank[at] = new_rank[i];
         row_pages[i] = page_in[at];
       } else if (i < k) {
-        row_pages[i] = -1;
+        row_pages[i] = -1;  // also a miss of a prediction that finds no place
       }
       placed += group.sum(is_miss ? 1 : 0);
     }
