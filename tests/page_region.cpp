@@ -111,6 +111,10 @@ TEST_CASE("page_region: sizes that no address space holds are refused") {
                        "page_region: 18446744073709551615 bytes overflow the address space",
                        std::length_error);
   CHECK_THROWS_AS(page_region<>{most / 2}, std::length_error);
+  // Also with an alignment that would wrap the sum round, to a size that can be had.
+  for (const std::size_t bytes : {std::size_t{1}, most / 4, most / 2 + 8193, most}) {
+    CHECK_THROWS_AS(page_region<>(bytes, {.alignment = most / 2 + 1}), std::length_error);
+  }
   CHECK_THROWS_AS(page_region<>{most / 4}, out_of_memory);
   injected_system system;
   system.plan->map = ENOMEM;

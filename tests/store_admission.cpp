@@ -71,6 +71,14 @@ struct counted_filter {
     return admits;
   }
 };
+/// Admits so many blocks, then throws.
+struct throwing_filter {
+  int* left = nullptr;
+  bool admit(std::uint64_t) {
+    if (--*left < 0) throw std::runtime_error("no answer");
+    return false;
+  }
+};
 template <class Filter>
 using filtered_store = pulseinfer::block_store<test::backend, pulseinfer::lru, Filter>;
 template <class Filter>
@@ -327,6 +335,26 @@ TEST_CASE("store admission: what is kept out stays out of the sequence, and of f
   CHECK(next.index == id.index);
   CHECK(outcome(next, 0) == reserve_outcome::reserved);
   s.expect({.free = 64});
+}
+
+TEST_CASE("store admission: a filter that throws leaves no sequence behind, and all blocks") {
+  int left = 1;
+  filtered_shelf<throwing_filter> s(test::make_backend(), 8, {.max_sequences = 2},
+                                    throwing_filter{&left});
+  s.leave(keys_of({1, 2}));
+  const auto prompt = keys_of({1, 2, 3, 4});
+  for (int i = 0; i < 3; ++i) {
+    left = 1;  // it says something of the third block, and nothing of the fourth
+    CHECK_THROWS_WITH_AS((void)s->open_sequence(prompt), "no answer", std::runtime_error);
+    s.expect({.free = 4, .evictable = 4});
+    CHECK(s->ready_blocks(prompt) == 2);
+  }
+  left = 100;
+  auto found = s->open_sequence(prompt);
+  REQUIRE(found.has_value());
+  CHECK(found->blocks == 2);
+  const sequence_id other = s.open();
+  s.put_blocks(other, 2, 3);  // what was said to those that failed is forgotten
 }
 
 TEST_CASE("store admission: nothing is given up for what is kept out") {

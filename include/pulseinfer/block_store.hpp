@@ -117,17 +117,27 @@ class block_store {
   /// @param prompt    keys of the prompt's blocks from the first on, see `block_keys`
   /// @param deadline  of the hold, in the time that `expire` is told
   /// @return empty when there is no sequence to be had
+  /// @throws ...  what the filter does; there is no new sequence then
   /// @par Cost  O(layers) a block that is there, and what the filter costs for each other
   [[nodiscard]] std::optional<opened_prefix> open_sequence(std::span<const block_key> prompt,
                                                            std::int64_t deadline = no_deadline) {
     std::lock_guard lock(mutex_);
     const std::optional<sequence_id> id = sequences_.open();
     if (!id) return std::nullopt;
-    const std::int32_t found = sequences_.adopt(*id, prompt, deadline);
+    std::int32_t found = 0;
+    try {
+      found = sequences_.adopt(*id, prompt, deadline);
+    } catch (...) {
+      (void)sequences_.close(id->index);  // nobody has been told of it
+      throw;
+    }
     return std::optional<opened_prefix>(opened_prefix{*id, found, hold(this, *id)});
   }
   /// How many blocks of a prompt are there as a whole, from the first on. A snapshot, for those who
-  /// decide where to send a request. @par Cost  no lock; a miss of the cache for several blocks
+  /// decide where to send a request.
+  /// @param prompt  as of `open_sequence`: a key stands for all blocks before its own, so that not
+  ///                each of them is looked up
+  /// @par Cost      no lock; a miss of the cache for several blocks
   [[nodiscard]] std::int32_t ready_blocks(std::span<const block_key> prompt) const noexcept {
     std::size_t found = 0;
     std::int32_t groups[64];
@@ -329,7 +339,8 @@ class block_store {
     return lease(this, id, layer, memory_.table() + blocks().table_index(id.index, layer, 0));
   }
 
-  /// Lets the holds go whose deadline is `now` or before. @return how many
+  /// Lets the holds go whose deadline is `now` or before: `no_deadline`, too, is one.
+  /// @return how many
   /// @par Cost  O(max_sequences)
   std::int32_t expire(std::int64_t now) {
     std::lock_guard lock(mutex_);

@@ -119,11 +119,11 @@ class page_region {
     const std::size_t small = system_.page_bytes();
     const std::size_t largest = std::max(detail::bytes_of(options.pages, small),
                                          std::max(options.alignment, detail::huge_page_bytes));
-    detail::expects<std::length_error>(
-        bytes <= std::numeric_limits<std::size_t>::max() / 2 - largest, "page_region: ", bytes,
-        " bytes overflow the address space");
+    constexpr std::size_t most = std::numeric_limits<std::size_t>::max() / 2;
     detail::expects((options.alignment & (options.alignment - 1)) == 0,
                     "page_region: alignment is ", options.alignment, ", expected a power of two");
+    detail::expects<std::length_error>(largest <= most && bytes <= most - largest,
+                                       "page_region: ", bytes, " bytes overflow the address space");
     check_node(options.numa_node);
     if (bytes == 0) return;
     try {

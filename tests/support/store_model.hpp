@@ -441,6 +441,7 @@ class twins {
   using store_type = pulseinfer::block_store<Backend>;
   using lease_type = typename store_type::lease;
   using hold_type = typename store_type::hold;
+  static constexpr std::int32_t most_branches = model::positions + 1;
   struct held_lease {
     std::int32_t index;
     std::int32_t layer;
@@ -475,16 +476,32 @@ class twins {
   [[nodiscard]] sequence_id id_of(std::int32_t index) {
     return {index, model_.at(index).generation};
   }
-  /// A key of one of two blocks that may stand at a place.
-  [[nodiscard]] static block_key key_of(std::int32_t position, std::int32_t variant) {
-    const auto at = static_cast<std::uint64_t>(position * 2 + variant);
+  /// Keys of prompts that are alike up to a block, `branch`, where they part from the one that has no
+  /// branch. As keys of tokens do, each stands for all before it.
+  [[nodiscard]] static block_key key_of(std::int32_t position, std::int32_t branch) {
+    const auto at =
+        static_cast<std::uint64_t>(position * (most_branches + 1) + std::min(branch, position + 1));
     return {pulseinfer::detail::mixed(at, 1), pulseinfer::detail::mixed(at, 2)};
+  }
+  [[nodiscard]] std::int32_t some_branch() {
+    return one_in(2) ? most_branches : some(most_branches);
+  }
+  /// The branch of a name that may follow the block before: any, where that has no name.
+  [[nodiscard]] std::int32_t some_branch_behind(const model::sequence& s, std::int32_t position) {
+    const std::int32_t branch = some_branch();
+    const auto before = s.blocks.find(position - 1);
+    if (before == s.blocks.end() || !before->second->name) return branch;
+    for (std::int32_t b = 0; b < position; ++b) {
+      if (*before->second->name == key_of(position - 1, b)) return b;
+    }
+    return std::max(branch, position);  // it has not parted yet
   }
   [[nodiscard]] std::vector<block_key> some_prompt() {
     std::vector<block_key> prompt;
     const std::int32_t length = some(model::positions + 2);
+    const std::int32_t branch = some_branch();
     for (std::int32_t position = 0; position < length; ++position) {
-      prompt.push_back(key_of(position, some(3) / 2));
+      prompt.push_back(key_of(position, branch));
     }
     return prompt;
   }
@@ -503,9 +520,11 @@ class twins {
   }
   bool open_prompt() {
     std::vector<block_key> prompt = some_prompt();
-    if (prompt.size() > 1 && one_in(16)) std::swap(prompt[0], prompt[1]);
+    const bool is_chain = prompt.size() < 2 || !one_in(16);  // else what no tokens make
+    if (!is_chain) std::swap(prompt[0], prompt[1]);
     if (prompt.size() > 1 && one_in(16)) prompt.erase(prompt.begin());
-    if (store_.ready_blocks(prompt) != std::ssize(model_.found(prompt))) return false;
+    const std::int64_t ready = store_.ready_blocks(prompt);
+    if (is_chain && ready != std::ssize(model_.found(prompt))) return false;
     const std::int64_t deadline = one_in(2) ? store_type::no_deadline : now_ + some(8);
     const auto chain = model_.found(prompt);
     auto got = store_.open_sequence(prompt, deadline);
@@ -617,8 +636,8 @@ class twins {
   bool name() {
     const std::int32_t index = some(model::sequences);
     const std::int32_t position = some(model::positions);
-    const block_key key = key_of(position, some(3) / 2);
     const model::sequence& s = model_.at(index);
+    const block_key key = key_of(position, some_branch_behind(s, position));
     const auto there = s.blocks.find(position);
     if (!s.is_open || there == s.blocks.end() ||
         (there->second->name && *there->second->name != key)) {
