@@ -38,6 +38,9 @@ usage: sh cmake/run.sh VERB [ARGUMENTS...]
                         build and run the demo; its report is build/demo/report.json
   test [CTEST ARGUMENTS...]
                         build everything and run all tests on every backend that works here
+  simulate [ARGUMENTS...]
+                        what offloading brings on simulated machines: tables, and the figures in
+                        build/simulate/report.json
   bench                 build and run the benchmarks; the figures are build/bench/report.json
   study [ARGUMENTS...]  how much attention a selection keeps on a real model: captures it over several
                         texts (once, needs PyPI) and measures; tables, and build/study/report.json
@@ -396,6 +399,17 @@ demo() {
   "$program" --backend "$backend" --out "$root/build/demo" "$@"
 }
 
+simulate() {
+  look_for_cuda
+  install_tools demo
+  build_cpu_runtime
+  configure PULSEINFER_BUILD_EXAMPLES
+  compile --target simulate
+  mkdir -p "$root/build/simulate"
+  rm -f "$root/build/simulate/report.json"
+  "$build/examples/simulate" --out "$root/build/simulate" "$@"
+}
+
 # One line for each group of tests (the part of the name before the dot), from ctest's own lines.
 summarise() { # LOG
   awk -v cuda="$cuda_state" '
@@ -633,6 +647,7 @@ case $verb in
   '' | help | -h | --help) usage ;;
   demo) demo "$@" ;;
   test) run_tests "$@" ;;
+  simulate) simulate "$@" ;;
   bench) bench "$@" ;;
   study) study "$@" ;;
   check) check "$@" ;;

@@ -57,3 +57,9 @@ TEST_CASE("hardware profile: a number of workers that cannot be is refused") {
                          doctest::Contains("expected 1 to 1024"), std::invalid_argument);
   }
 }
+
+TEST_CASE("hardware profile: a poll that takes no time is refused: who polls would wait for ever") {
+  CHECK_NOTHROW(check_profile({.poll_ns = 1}));
+  CHECK_THROWS_WITH_AS(check_profile({.poll_ns = 0}), doctest::Contains("poll_ns is 0"),
+                       std::invalid_argument);
+}

@@ -23,6 +23,7 @@ struct hardware_profile {
   std::uint64_t batched_copy_busy_ns = 600;  ///< and this much for a copy of a batch of several
   std::uint64_t kernel_launch_ns = 4'000;
   std::uint64_t task_start_ns = 2'000;
+  std::uint64_t poll_ns = 1'000;  ///< what a poll of a pending event takes the caller
 
   int workers = 4;
   std::uint64_t device_bytes = 80'000'000'000;
@@ -40,6 +41,9 @@ inline void check_profile(const hardware_profile& profile) {
   check_speed(profile.link_bytes_per_second, "link_bytes_per_second");
   check_speed(profile.hbm_bytes_per_second, "hbm_bytes_per_second");
   check_speed(profile.worker_bytes_per_second, "worker_bytes_per_second");
+  expects(profile.poll_ns >= 1,
+          "hardware_profile: poll_ns is 0, expected at least 1: who polls would ",
+          "never see the clock go on");
   expects(profile.workers >= 1 && profile.workers <= 1024, "hardware_profile: workers is ",
           profile.workers, ", expected 1 to 1024");
 }

@@ -36,9 +36,6 @@ class timed_order {
     check_profile(profile);
   }
 
-  /// How far a poll of what is pending advances the clock.
-  static constexpr std::uint64_t poll_ns = 1'000;
-
   /// Goes on to the next moment at which something happens, but not beyond `limit`. False when
   /// there is none. Without tasks, those that have ended are left for a later step.
   bool step(bool with_tasks, std::uint64_t limit = never) {
@@ -53,8 +50,9 @@ class timed_order {
     return true;
   }
 
+  /// Lets the clock go on by as much as a poll takes.
   void poll() {
-    const std::uint64_t limit = queues_.clock_ns + poll_ns;
+    const std::uint64_t limit = queues_.clock_ns + profile_.poll_ns;
     while (step(false, limit)) {
     }
     advance(limit);

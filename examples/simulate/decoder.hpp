@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// An engine that decodes on a simulated machine: the library's layer scheduler says which requests
+/// run, its transfer engine brings what they lack, a kernel of so many bytes stands for a layer.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bound.hpp"
+#include "carrier.hpp"
+#include "pulseinfer/flight_board.hpp"
+#include "pulseinfer/layer_scheduler.hpp"
+#include "pulseinfer/link_monitor.hpp"
+#include "pulseinfer/trace.hpp"
+
+namespace simulate {
+
+/// What is a system's own way to decode; what it reads and recalls stands in the setting.
+struct policy {
+  std::int32_t max_groups = 64;
+  carriage moves;
+};
+
+/// Blocks that a request lacks at a layer.
+struct lack {
+  std::int32_t late = 0;   ///< known when the layer is chosen for
+  std::int32_t ahead = 0;  ///< known a layer before
+};
+
+struct decoded {
+  double tpot_seconds = 0;   ///< mean over streams, without the first step
+  double stall_seconds = 0;  ///< a token: how long its next layer was not runnable
+  double link_share = 0;     ///< busy, of all the time
+  double device_share = 0;
+  double recalled_bytes = 0;  ///< real ones, a step
+  std::int64_t layers_run = 0;
+  std::int64_t batches = 0;
+  std::int32_t groups = 0;  ///< planned at the end
+  std::uint64_t end_ns = 0;
+  std::vector<double> token_seconds;  ///< [steps - 1][streams], in the order in which they ended
+  std::vector<double> token_stalls;   ///< likewise
+};
+
+class decoder {
+ public:
+  using backend = pulseinfer::simulated_backend;
+  /// `lacks(request, step, layer)`
+  using demand = std::function<lack(std::int32_t, std::int32_t, std::int32_t)>;
+
+  decoder(const setting& s, const policy& how, pulseinfer::trace* trace = nullptr)
+      : setting_(s),
+        machine_(pulseinfer::timed{scaled(s.machine.profile)}),
+        work_(s.work()),
+        monitor_({.window_s = 0.02}),
+        carrier_(machine_, s, how.moves, &monitor_),
+        scheduler_({.max_requests = s.streams,
+                    .layers = s.model.layers,
+                    .max_groups = how.max_groups,
+                    .max_flights = 8 * s.streams + 16,
+                    .work = work_,
+                    .speeds = speeds_of(s, how.moves)}),
+        flights_(machine_, 8 * s.streams + 16, trace),
+        compute_(machine_.make_stream(pulseinfer::stream_priority::normal)) {}
+
+  /// All streams decode `steps` tokens, at least 2.
+  decoded run(std::int32_t steps, const demand& lacks) {
+    streams_.assign(static_cast<std::size_t>(setting_.streams), {});
+    flights_.landed = [this](pulseinfer::request_id r, std::uint64_t ns) { at(r).ready_ns = ns; };
+    for (std::int32_t i = 0; i < setting_.streams; ++i) {
+      const pulseinfer::request_id id = scheduler_.add().value();
+      at(id).id = id;
+    }
+    std::int32_t left = setting_.streams;
+    while (left > 0) {
+      left -= end_steps(steps);
+      if (left > 0) act(scheduler_.next(machine_.now_ns(), flights_), lacks);
+    }
+    return result(steps);
+  }
+
+  [[nodiscard]] const pulseinfer::link_monitor& monitor() const { return monitor_; }
+
+ private:
+  struct stream {
+    pulseinfer::request_id id;
+    std::int32_t step = 0;
+    std::uint64_t chosen_ns = 0, ready_ns = 0, began_ns = 0, first_ns = 0, last_ns = 0;
+    double stall_seconds = 0;
+  };
+
+  /// Flights of the board, of which something is noted when they have ended.
+  class flights {
+   public:
+    flights(backend b, std::int32_t most, pulseinfer::trace* trace)
+        : board(b, most), machine_(b), trace_(trace), notes_(static_cast<std::size_t>(most)) {}
+
+    [[nodiscard]] pulseinfer::flight_state poll(pulseinfer::flight_id id) const noexcept {
+      return board.poll(id);
+    }
+    void retire(pulseinfer::flight_id id) noexcept {
+      note& n = of(id);
+      const std::uint64_t now = machine_.now_ns();
+      for (const pulseinfer::request_id r : n.waiting) landed(r, now);
+      n.waiting.clear();
+      if (trace_ != nullptr) {
+        const bool moves = board.find(id) != nullptr;
+        const std::uint64_t begin = std::max(n.begin_ns, moves ? 0 : computed_ns_);
+        trace_->add(moves ? "link" : "device",
+                    (moves ? "recall, layer " : "layer ") + std::to_string(n.layer), begin, now,
+                    moves ? "units" : "requests", n.count);
+        if (!moves) computed_ns_ = now;
+      }
+      board.retire(id);
+    }
+    void noted(pulseinfer::flight_id id, std::int32_t layer, std::int64_t count,
+               std::vector<pulseinfer::request_id> waiting) {
+      of(id) = {machine_.now_ns(), layer, count, std::move(waiting)};
+    }
+
+    std::function<void(pulseinfer::request_id, std::uint64_t)> landed;
+    pulseinfer::flight_board<backend> board;
+
+   private:
+    struct note {
+      std::uint64_t begin_ns = 0;
+      std::int32_t layer = 0;
+      std::int64_t count = 0;
+      std::vector<pulseinfer::request_id> waiting;
+    };
+    [[nodiscard]] note& of(pulseinfer::flight_id id) {
+      return notes_[static_cast<std::size_t>(static_cast<std::int32_t>(id))];
+    }
+    backend machine_;
+    pulseinfer::trace* trace_;
+    std::vector<note> notes_;
+    std::uint64_t computed_ns_ = 0;
+  };
+
+  struct nothing {
+    void operator()(std::int64_t, std::int64_t) const {}
+  };
+
+  [[nodiscard]] stream& at(pulseinfer::request_id r) {
+    return streams_[static_cast<std::size_t>(r.index)];
+  }
+  /// What the scheduler plans with; how long a recall takes to begin is measured on the machine.
+  static pulseinfer::step_speeds speeds_of(const setting& s, const carriage& how) {
+    const pulseinfer::hardware_profile& p = s.machine.profile;
+    const auto seconds = [](std::uint64_t ns) { return 1e-9 * static_cast<double>(ns); };
+    const double busy = seconds(p.copy_busy_ns);
+    return {.device_bytes_per_second = p.hbm_bytes_per_second,
+            .link_bytes_per_second = recall_speed(p),
+            .launch_seconds = kernels_of_layer * seconds(p.kernel_launch_ns),
+            .recall_seconds = std::max(0.0, recall_start_seconds(s, how) - busy),
+            .recall_busy_seconds = busy};
+  }
+
+  std::int32_t end_steps(std::int32_t steps) {
+    if (scheduler_.counts()[pulseinfer::layer_state::done] == 0) return 0;
+    std::int32_t ended = 0;
+    const std::uint64_t now = machine_.now_ns();
+    for (stream& s : streams_) {
+      if (s.step >= steps || scheduler_.state_of(s.id) != pulseinfer::layer_state::done) continue;
+      if (++s.step == 1) {
+        s.first_ns = now;
+      } else {
+        token_seconds_.push_back(1e-9 * static_cast<double>(now - s.last_ns));
+        token_stalls_.push_back(s.stall_seconds);
+      }
+      s.last_ns = now;
+      s.stall_seconds = 0;
+      if (s.step < steps) {
+        scheduler_.restart(s.id);
+      } else {
+        (void)scheduler_.cancel(s.id);
+        ++ended;
+      }
+    }
+    return ended;
+  }
+
+  void act(const pulseinfer::schedule_decision& d, const demand& lacks) {
+    switch (d.action) {
+      case pulseinfer::schedule_action::select:
+        select(d, lacks);
+        break;
+      case pulseinfer::schedule_action::run:
+        compute(d);
+        if (!ahead_at_once_) recall_ahead(d, lacks, 0);
+        break;
+      case pulseinfer::schedule_action::wait:
+        flights_.board.sync_change(d.until_ns);
+        break;
+      default:
+        break;
+    }
+  }
+  void compute(const pulseinfer::schedule_decision& d) {
+    const auto n = static_cast<double>(d.requests.size());
+    for (const pulseinfer::request_id r : d.requests) {
+      stream& s = at(r);
+      if (s.ready_ns > s.chosen_ns) {
+        s.stall_seconds += 1e-9 * static_cast<double>(s.ready_ns - s.chosen_ns);
+      }
+    }
+    const double bytes = scale * (work_.weight_bytes + n * work_.request_bytes) / kernels_of_layer;
+    for (std::int32_t k = 0; k < kernels_of_layer; ++k) {
+      machine_.for_each({1, 1}, {}, static_cast<std::uint64_t>(std::llround(bytes)), nothing{},
+                        compute_);
+    }
+    const pulseinfer::flight_id flight = flights_.board.add(compute_).value();
+    flights_.noted(flight, d.layer, static_cast<std::int64_t>(d.requests.size()), {});
+    scheduler_.issued(d.batch, flight);
+  }
+  void select(const pulseinfer::schedule_decision& d, const demand& lacks) {
+    const std::vector<pulseinfer::request_id> all(d.requests.begin(), d.requests.end());
+    std::vector<pulseinfer::request_id> waiting;
+    std::vector<std::int32_t> units;
+    const double unit = setting_.unit_bytes();
+    for (const pulseinfer::request_id id : all) {
+      stream& s = at(id);
+      s.chosen_ns = machine_.now_ns();
+      const lack here = lacks(id.index, s.step, d.layer);
+      // Of the first layer nothing is known before.
+      const std::int32_t late = here.late + (d.layer == 0 ? here.ahead : 0);
+      const std::int32_t ahead = d.layer == 0 ? 0 : here.ahead;
+      const auto outcome =
+          scheduler_.selected(id, {.bytes = unit * late, .ahead_bytes = unit * ahead});
+      if (outcome == pulseinfer::selected_outcome::recall_now) {
+        waiting.push_back(id);
+        units.push_back(late);
+      }
+    }
+    if (!waiting.empty()) recall(d.layer, waiting, units, 0);
+    if (ahead_at_once_) recall_ahead(d, lacks, 1);
+  }
+  /// What is known of the next layer travels while this one computes, and not before: it would share
+  /// the link with what this layer waits for. Where the link is what takes long, it may not rest.
+  void recall_ahead(const pulseinfer::schedule_decision& d, const demand& lacks,
+                    std::int32_t layers_ahead) {
+    if (d.layer + 1 == setting_.model.layers) return;
+    std::vector<pulseinfer::request_id> early;
+    std::vector<std::int32_t> units;
+    for (const pulseinfer::request_id id : d.requests) {
+      const std::int32_t ahead = lacks(id.index, at(id).step, d.layer + 1).ahead;
+      if (ahead == 0) continue;
+      early.push_back(id);
+      units.push_back(ahead);
+    }
+    if (!early.empty()) recall(d.layer + 1, early, units, layers_ahead);
+  }
+  void recall(std::int32_t layer, const std::vector<pulseinfer::request_id>& ids,
+              const std::vector<std::int32_t>& units, std::int32_t layers_ahead) {
+    std::int64_t count = 0;
+    for (const std::int32_t n : units) count += n;
+    const double bytes = setting_.unit_bytes() * static_cast<double>(count);
+    recalled_bytes_ += bytes;
+    const pulseinfer::flight_id flight = flights_.board.add(carrier_.recall(layer, units)).value();
+    flights_.noted(flight, layer, count, ids);
+    scheduler_.recalling(ids, flight, machine_.now_ns(),
+                         {.bytes = bytes, .layers_ahead = layers_ahead});
+  }
+
+  decoded result(std::int32_t steps) {
+    decoded r;
+    for (const stream& s : streams_) {
+      r.tpot_seconds +=
+          1e-9 * static_cast<double>(s.last_ns - s.first_ns) / (steps - 1.0) / setting_.streams;
+    }
+    for (const double stall : token_stalls_) {
+      r.stall_seconds += stall / static_cast<double>(token_stalls_.size());
+    }
+    const auto all = static_cast<double>(machine_.now_ns());
+    const pulseinfer::simulated_statistics did = machine_.statistics();
+    r.link_share = static_cast<double>(did.host_to_device.busy_ns) / all;
+    r.device_share = static_cast<double>(did.kernels.busy_ns) / all;
+    r.recalled_bytes = recalled_bytes_ / steps;
+    r.layers_run = scheduler_.statistics().layers_run;
+    r.batches = scheduler_.statistics().batches;
+    r.groups = scheduler_.planned_groups();
+    r.end_ns = machine_.now_ns();
+    r.token_seconds = token_seconds_;
+    r.token_stalls = token_stalls_;
+    return r;
+  }
+
+  setting setting_;
+  backend machine_;
+  pulseinfer::layer_work work_;
+  pulseinfer::link_monitor monitor_;
+  carrier carrier_;
+  pulseinfer::layer_scheduler scheduler_;
+  flights flights_;
+  backend::stream compute_;
+  bool ahead_at_once_ = work_.recall_bytes / recall_speed(setting_.machine.profile) *
+                            setting_.streams >
+                        3 * (work_.weight_bytes + setting_.streams * work_.request_bytes) /
+                            setting_.machine.profile.hbm_bytes_per_second;
+  std::vector<stream> streams_;
+  std::vector<double> token_seconds_, token_stalls_;
+  double recalled_bytes_ = 0;
+};
+
+/// Misses as the setting says, spread evenly: over requests, layers and steps in turn.
+inline decoder::demand even_misses(const setting& s) {
+  return [=, s = s](std::int32_t request, std::int32_t step, std::int32_t layer) {
+    const double all = s.kv.miss * s.chosen();
+    const double ahead = all * s.kv.ahead;
+    const double at = (double(step) * s.model.layers + layer) * s.streams + request;
+    const auto nth = [&](double each) {
+      return static_cast<std::int32_t>(std::floor((at + 1) * each) - std::floor(at * each));
+    };
+    return lack{nth(all) - std::min(nth(all), nth(ahead)), std::min(nth(all), nth(ahead))};
+  };
+}
+
+}  // namespace simulate
