@@ -48,7 +48,8 @@ inline bound lower_bound(const setting& s) {
   bound best;
   for (std::int32_t g = 1; g <= s.streams; ++g) {
     bound b{.groups = g};
-    const double largest = (s.streams - 1) / g + 1;
+    const std::int32_t in_largest = (s.streams - 1) / g + 1;
+    const double largest = in_largest;
     b.compute = layers * (g * (weights + launch) + s.streams * request);
     b.link = layers * (s.streams * recall + (misses ? g * busy : 0));
     const double computes = launch + weights + largest * request;

@@ -67,6 +67,7 @@ inline void print_contradictions(const setting& s) {
 
 /// Every assumption, a line each; also in the report.
 inline const std::vector<std::string>& assumptions() {
+  // NOLINTBEGIN(bugprone-suspicious-missing-comma): lines are broken at 100 columns
   static const std::vector<std::string> all = {
       "No GPU ran: a virtual clock goes by declared bytes and the speeds of a profile.",
       "Scheduler, flights, transfers, store and link monitor are the library's own, on its "
@@ -95,6 +96,7 @@ inline const std::vector<std::string>& assumptions() {
       "blocks. Host: all blocks of all streams.",
       "One GPU has 16 workers of 25 GB/s and the DRAM of its profile; eight share 614 GB/s, two "
       "sockets of eight channels DDR5-4800."};
+  // NOLINTEND(bugprone-suspicious-missing-comma)
   return all;
 }
 
