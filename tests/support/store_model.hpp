@@ -476,8 +476,8 @@ class twins {
   [[nodiscard]] sequence_id id_of(std::int32_t index) {
     return {index, model_.at(index).generation};
   }
-  /// Keys of prompts that are alike but for those that part at a block, the one at `branch`. As keys
-  /// of tokens do, each stands for all before it.
+  /// Keys of prompts that are alike up to a block, `branch`, where they part from one without a
+  /// branch. As keys of tokens do, each stands for all before it.
   [[nodiscard]] static block_key key_of(std::int32_t position, std::int32_t branch) {
     const auto at =
         static_cast<std::uint64_t>(position * (most_branches + 1) + std::min(branch, position + 1));
