@@ -476,7 +476,7 @@ class twins {
   [[nodiscard]] sequence_id id_of(std::int32_t index) {
     return {index, model_.at(index).generation};
   }
-  /// Keys of prompts that are alike up to a block, `branch`, where they part from the one that has no
+  /// Keys of prompts that are alike up to a block, `branch`, where they part from one without a
   /// branch. As keys of tokens do, each stands for all before it.
   [[nodiscard]] static block_key key_of(std::int32_t position, std::int32_t branch) {
     const auto at =
