@@ -12,6 +12,7 @@
 ///   estimated mass until they, with what is always in, reach the share of the total.
 ///
 /// All of it is whole numbers: the same blocks are kept on every machine, by groups of any size.
+/// `consensus_selector::select` takes one; what follows it is for who chooses by himself.
 #pragma once
 
 #include <cmath>
@@ -38,15 +39,15 @@ struct selection_budget {
   std::int32_t floor = 0;  ///< at least so many, as far as a row has them; fixed: not looked at
   double share = 1.0;      ///< above 0, up to 1: of the full blocks, or of the mass
 
-  [[nodiscard]] static selection_budget fixed(std::int32_t blocks) {
+  [[nodiscard]] static constexpr selection_budget fixed(std::int32_t blocks) {
     return {.rule = budget_rule::fixed, .cap = blocks};
   }
-  [[nodiscard]] static selection_budget of_context(double share, std::int32_t floor,
-                                                   std::int32_t cap) {
+  [[nodiscard]] static constexpr selection_budget of_context(double share, std::int32_t floor,
+                                                             std::int32_t cap) {
     return {.rule = budget_rule::fraction, .cap = cap, .floor = floor, .share = share};
   }
-  [[nodiscard]] static selection_budget of_mass(double share, std::int32_t floor,
-                                                std::int32_t cap) {
+  [[nodiscard]] static constexpr selection_budget of_mass(double share, std::int32_t floor,
+                                                          std::int32_t cap) {
     return {.rule = budget_rule::mass, .cap = cap, .floor = floor, .share = share};
   }
 };
@@ -58,6 +59,8 @@ struct selection_budget {
 /// @throws std::invalid_argument  naming the value and its limits
 inline const selection_budget& checked_budget(const char* what, const selection_budget& budget,
                                               std::int64_t max_blocks) {
+  detail::expects(budget.rule <= budget_rule::mass, what, ": the budget's rule is ",
+                  static_cast<int>(budget.rule), ", expected one of budget_rule");
   const bool by_mass = budget.rule == budget_rule::mass;
   const std::int64_t most = by_mass && max_blocks > max_mass_cap ? max_mass_cap : max_blocks;
   detail::expects(budget.cap >= 1 && budget.cap <= most, what, ": the budget's cap is ", budget.cap,

@@ -17,6 +17,7 @@
 #include <numeric>
 
 #include "pulseinfer/batch.hpp"
+#include "pulseinfer/budget.hpp"
 #include "pulseinfer/buffer.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/config.hpp"
@@ -92,6 +93,8 @@ class consensus_selector {
         ranges_(backend, 2 * elements(options_.head_groups, 1) + 3 * elements(1, 1)),
         ids_(backend, elements(options_.head_groups, options_.budget_blocks)),
         counts_(backend, elements(options_.head_groups, 1)),
+        limits_(backend, elements(options_.head_groups, 1)),
+        always_(backend, is_normalised() ? elements(options_.head_groups, 1) : 0),
         vote_keys_(backend,
                    has_votes() ? elements(pieces(options_.query_tokens), digests.max_blocks()) : 0),
         vote_ids_(backend,
@@ -104,7 +107,8 @@ class consensus_selector {
   /// Enqueues scores, consensus and top-k for every row of the batch.
   ///
   /// Blocks of row r that may be chosen are those from `sink_blocks` up to its full blocks less
-  /// `window_blocks`; their digests have been built by work that `stream` is ordered after.
+  /// `window_blocks`; their digests have been built by work that `stream` is ordered after. One that
+  /// never was, or that is not reserved, ranks last.
   ///
   /// @param layer    in [0, layers of the digests)
   /// @param batch    its device arrays are valid until the stream has got past this call
@@ -115,7 +119,23 @@ class consensus_selector {
   ///         nothing is enqueued
   selection select(std::int32_t layer, const batch_view& batch, const query_view& queries,
                    typename Backend::stream_ref stream) {
-    const block_scores scores = score(layer, batch, queries, stream);
+    return select(layer, batch, queries, options_.budget, stream);
+  }
+
+  /// The same by another budget than the options': layers may have their own.
+  ///
+  /// By mass, and scores normalised over the context: sinks and window count towards the share, and
+  /// where they reach it nothing is chosen but the floor. Normalised over the candidates it is a
+  /// share of what these have. A row that nothing is known of (all NaN) gets its cap.
+  ///
+  /// @param budget  its cap is at most `options().budget_blocks`, which `selection::k` stays
+  /// @throws std::invalid_argument  too on a budget that cannot be kept, naming the value, as on one
+  ///         by mass where scores are not normalised
+  selection select(std::int32_t layer, const batch_view& batch, const query_view& queries,
+                   const selection_budget& budget, typename Backend::stream_ref stream) {
+    checked_budget("select", budget, options_);
+    block_scores scores = score(layer, batch, queries, stream);
+    scores.keys.limits = enqueue_limits(batch, budget, scores.blocks, stream);
     backend_.top_k({scores.lists, scores.blocks, options_.budget_blocks}, scores.keys, ids_.data(),
                    counts_.data(), {workspace_.data(), workspace_.size()}, stream);
     if (options_.rule == consensus_rule::union_of_heads) {
@@ -127,6 +147,7 @@ class consensus_selector {
                                        .counts = counts_.data()},
                             stream);
     }
+    if (budget.rule == budget_rule::mass) enqueue_trim(scores, queries.tokens, budget, stream);
     return {ids_.data(), counts_.data(), scores.lists, options_.budget_blocks};
   }
 
@@ -244,7 +265,7 @@ class consensus_selector {
                         stream);
     };
     const std::int64_t rows = options_.max_rows;
-    std::int32_t* const full = ranges_.data() + 2 * rows * options_.head_groups;
+    std::int32_t* const full = full_blocks();
     find(lists, at, at + rows * lists, full);
     if (is_normalised()) find(1, full + rows, full + 2 * rows, full);
     return {at, at + rows * lists, full, full + rows, full + 2 * rows};
@@ -294,6 +315,64 @@ class consensus_selector {
                           stream);
   }
 
+  /// The limits of a top-k that the budget sets, or null: all lists are as long as they may be.
+  const std::int32_t* enqueue_limits(const batch_view& batch, const selection_budget& budget,
+                                     std::int64_t max_blocks, typename Backend::stream_ref stream) {
+    const bool by_context = budget.rule == budget_rule::fraction;
+    if (!by_context && budget.cap == options_.budget_blocks) return nullptr;
+    const std::int32_t groups = options_.head_groups;
+    backend_.for_each(
+        {batch.rows(), groups}, {},
+        static_cast<std::uint64_t>(batch.rows()) * (4 + 4 * static_cast<std::uint64_t>(groups)),
+        limit_to_context{.tokens = batch.device_tokens,
+                         .block_tokens = digests_->geometry().block_tokens,
+                         .max_blocks = static_cast<std::int32_t>(max_blocks),
+                         .groups = groups,
+                         .floor = by_context ? budget.floor : budget.cap,
+                         .cap = budget.cap,
+                         .share = detail::fixed_share(budget.share),
+                         .limits = limits_.data()},
+        stream);
+    return limits_.data();
+  }
+
+  /// Cuts the lists of a budget by mass down to it.
+  void enqueue_trim(const block_scores& scores, std::int32_t tokens, const selection_budget& budget,
+                    typename Backend::stream_ref stream) {
+    const std::int32_t groups = options_.head_groups;
+    const std::int32_t queries = options_.query_heads / groups * tokens;
+    const bool is_context = options_.normalisation == score_normalisation::context;
+    if (is_context) {
+      const std::int64_t blocks = std::int64_t{options_.sink_blocks} + options_.window_blocks;
+      backend_.for_each_row(scores.lists, {},
+                            static_cast<std::uint64_t>(scores.lists * queries * blocks) * 4,
+                            add_always_in{.scores = most_.data(),
+                                          .factor = factor_.data(),
+                                          .stride = stride(),
+                                          .pieces = queries,
+                                          .share = 1.0f / static_cast<float>(queries),
+                                          .begin = scores.keys.begin,
+                                          .end = scores.keys.end,
+                                          .full = full_blocks(),
+                                          .groups = groups,
+                                          .masses = always_.data()},
+                            stream);
+    }
+    // (The limits have left no more than the cap. A list is as long as there is room.)
+    backend_.for_each_row(
+        scores.lists, {}, static_cast<std::uint64_t>(scores.lists) * 12 * budget.cap,
+        trim_to_mass{
+            .mass = {masses_.data(), stride(), is_context ? always_.data() : nullptr, nullptr},
+            .share = detail::fixed_share(budget.share),
+            .floor = budget.floor,
+            .cap = options_.budget_blocks,
+            .ids = ids_.data(),
+            .counts = counts_.data(),
+            .kept = ids_.data(),
+            .kept_counts = counts_.data()},
+        stream);
+  }
+
   [[nodiscard]] join_scores join(std::int64_t of_row, std::int64_t tiles, const query_view& queries,
                                  const row_ranges& ranges) const {
     const std::int32_t groups = options_.head_groups;
@@ -316,6 +395,10 @@ class consensus_selector {
             .key_stride = digests_->max_blocks(),
             .masses = masses_.data()};
   }
+  /// Behind the ranges of the lists.
+  [[nodiscard]] std::int32_t* full_blocks() const noexcept {
+    return ranges_.data() + 2 * std::int64_t{options_.max_rows} * options_.head_groups;
+  }
   /// Behind the ranges of the queries' own lists.
   [[nodiscard]] std::int32_t* vote_counts() const noexcept {
     return vote_lists_.data() == nullptr ? nullptr
@@ -336,6 +419,8 @@ class consensus_selector {
   device_buffer<std::int32_t, Backend> ranges_;
   device_buffer<std::int32_t, Backend> ids_;
   device_buffer<std::int32_t, Backend> counts_;
+  device_buffer<std::int32_t, Backend> limits_;  ///< [lists] by the budget
+  device_buffer<float, Backend> always_;         ///< [lists] masses of what is always in
   device_buffer<std::uint64_t, Backend> vote_keys_;
   device_buffer<std::int32_t, Backend> vote_ids_;
   device_buffer<std::int32_t, Backend> vote_lists_;  ///< [rows, queries] begin, end, count

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "pulseinfer/batch.hpp"
@@ -44,6 +45,32 @@ struct fill_table {
     table[row * stride + i] = value;
   }
 };
+
+/// Kernel body: enters a tile into the table, and makes block `unit` of its head `i % kv_heads` of
+/// layer `i / kv_heads` one that has no digest: its scores are NaN, whatever the tile held before.
+struct open_tile {
+  digest_view first_layer;
+  std::int64_t layer_bytes;
+  std::int32_t tile;
+  std::int32_t* entry;
+
+  PULSEINFER_HD void operator()(std::int64_t i, std::int64_t unit) const {
+    if (i == 0 && unit == 0) *entry = tile;
+    const digest_form& form = first_layer.form;
+    std::byte* const at =
+        first_layer.tiles + i / form.kv_heads * layer_bytes + tile * form.tile_bytes();
+    const float not_a_number = float_of(0x7fc00000u);
+    for (std::int64_t p = 0; p < form.parts(); ++p) {
+      if (form.is_scaled()) {
+        *first_layer.factor_at(at, p, i % form.kv_heads, unit) = not_a_number;
+      } else {
+        store_element(first_layer.element_at(at, p, i % form.kv_heads, 0, unit), form.element,
+                      not_a_number);
+      }
+    }
+  }
+};
+static_assert(std::is_trivially_copyable_v<open_tile>);
 
 }  // namespace detail
 
@@ -102,7 +129,7 @@ class digest_store {
 
   /// Makes room for the first `blocks` blocks of a request, in all layers. False, and nothing
   /// changed, when too few tiles are free. Enqueues on `stream` what makes the room known to
-  /// kernels.
+  /// kernels. Blocks of it that are not digested have scores of NaN, and so rank last.
   /// @throws std::out_of_range  on a request or a count of blocks out of range
   /// @par Cost  a small kernel for each further tile of 64 blocks, otherwise nothing
   [[nodiscard]] bool reserve(std::int32_t request, std::int64_t blocks,
@@ -117,8 +144,13 @@ class digest_store {
     while (held.size() < needed) {
       const auto at = static_cast<std::int64_t>(held.size());
       backend_.for_each(
-          {1, 1}, {}, sizeof(std::int32_t),
-          detail::fill_table{table_.data() + request * tiles_per_request() + at, 1, free_.back()},
+          {std::int64_t{geometry_.layers} * geometry_.kv_heads, tile_blocks}, {},
+          std::uint64_t{4} * tile_blocks * static_cast<std::uint64_t>(geometry_.layers) *
+              static_cast<std::uint64_t>(geometry_.kv_heads),
+          detail::open_tile{.first_layer = view(0),
+                            .layer_bytes = static_cast<std::int64_t>(layer_bytes()),
+                            .tile = free_.back(),
+                            .entry = table_.data() + request * tiles_per_request() + at},
           stream);
       held.push_back(free_.back());
       free_.pop_back();

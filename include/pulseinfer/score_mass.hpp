@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "pulseinfer/budget.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/detail/exponential.hpp"
@@ -97,5 +98,46 @@ struct normalise_scores {
   }
 };
 static_assert(std::is_trivially_copyable_v<normalise_scores>);
+
+/// Row kernel: what a list estimates for all that is always in, the full blocks of its row that may
+/// not be chosen: the mean over its queries. Blocks are added up in whole steps of 2^-40, so that
+/// the sum does not depend on the size of the group.
+struct add_always_in {
+  const float* scores;  ///< [lists, pieces, stride], as `normalise_scores` leaves them
+  const float* factor;  ///< [lists, pieces]
+  std::int64_t stride;
+  std::int32_t pieces;        ///< queries of a list
+  float share;                ///< of one query in the mean: 1 / queries of a list
+  const std::int32_t* begin;  ///< [lists] blocks that may be chosen; the others are always in
+  const std::int32_t* end;
+  const std::int32_t* full;  ///< [lists / groups]
+  std::int32_t groups;       ///< lists a row
+  float* masses;             ///< [lists]
+
+  template <class Group>
+  PULSEINFER_HD void operator()(std::int64_t list, Group group) const {
+    const std::int64_t blocks = full[list / groups];
+    const std::int64_t head = begin[list] < blocks ? begin[list] : blocks;
+    const std::int64_t tail = end[list] < blocks ? end[list] : blocks;
+    std::int64_t total = 0;
+    for (std::int64_t i = group.rank(); i < head + blocks - tail; i += group.size()) {
+      const std::int64_t block = i < head ? i : tail + i - head;
+      total += detail::fixed_mass(detail::mass_level(mean(list, block)));
+    }
+    total = group.sum(total);
+    if (group.rank() == 0) masses[list] = detail::product(static_cast<float>(total), 0x1p-40f);
+  }
+
+ private:
+  /// As the mean of a block that may be chosen is made.
+  [[nodiscard]] PULSEINFER_HD float mean(std::int64_t list, std::int64_t block) const {
+    float all = 0.0f;
+    for (std::int64_t p = list * pieces; p < (list + 1) * pieces; ++p) {
+      all = detail::sum(all, detail::product(scores[p * stride + block], factor[p]));
+    }
+    return detail::product(all, share);
+  }
+};
+static_assert(std::is_trivially_copyable_v<add_always_in>);
 
 }  // namespace pulseinfer

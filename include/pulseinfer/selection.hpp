@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "pulseinfer/budget.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/consensus_rule.hpp"
 #include "pulseinfer/error.hpp"
@@ -39,9 +40,12 @@ struct block_scores {
 /// What a selector chooses. Buffers are sized by it once.
 struct consensus_options {
   std::int32_t query_heads = 0;
-  std::int32_t budget_blocks = 64;  ///< k: blocks chosen beside those that are always in
-  std::int32_t sink_blocks = 1;     ///< first blocks, always in, never chosen
-  std::int32_t window_blocks = 2;   ///< last full blocks, always in, never chosen
+  std::int32_t budget_blocks = 64;  ///< k: room of a list, and the most that a budget may choose
+  /// How many blocks are chosen beside those that are always in, where `select` is not told; of cap
+  /// 0: `budget_blocks`. By mass only where scores are normalised.
+  selection_budget budget = {.cap = 0};
+  std::int32_t sink_blocks = 1;    ///< first blocks, always in, never chosen
+  std::int32_t window_blocks = 2;  ///< last full blocks, always in, never chosen
   std::int32_t head_groups =
       1;  ///< lists a row: 1 (a list a layer), kv_heads, or query_heads (every head alone)
   float lambda = 0.5f;
@@ -59,6 +63,20 @@ struct consensus_options {
     return rule == consensus_rule::vote || rule == consensus_rule::union_of_heads;
   }
 };
+
+/// The budget, if a selector with such options can keep it.
+/// @param what     who asks, for the message
+/// @param budget   to check
+/// @param options  whose lists have room for `budget_blocks`
+/// @throws std::invalid_argument  naming the value and its limits
+inline const selection_budget& checked_budget(const char* what, const selection_budget& budget,
+                                              const consensus_options& options) {
+  checked_budget(what, budget, options.budget_blocks);
+  detail::expects(budget.rule != budget_rule::mass || options.is_normalised(), what,
+                  ": the budget is by mass, but normalisation is none, expected candidates or "
+                  "context");
+  return budget;
+}
 
 /// Returns the options, those that are 0 for a default filled in, or throws `std::invalid_argument`
 /// naming the option and its limit.
@@ -95,6 +113,8 @@ inline consensus_options checked(consensus_options o, const kv_geometry& geometr
     check("queries of a group that votes",
           std::int64_t{o.query_heads} / o.head_groups * o.query_tokens, 1, max_votes);
   }
+  if (o.budget.cap == 0) o.budget.cap = o.budget_blocks;
+  checked_budget("consensus_selector", o.budget, o);
   if (o.head_blocks == 0) o.head_blocks = o.budget_blocks;
   if (o.logit_scale == 0.0f) {
     o.logit_scale = 1.0f / std::sqrt(static_cast<float>(geometry.head_dim));
