@@ -39,8 +39,8 @@ usage: sh cmake/run.sh VERB [ARGUMENTS...]
   test [CTEST ARGUMENTS...]
                         build everything and run all tests on every backend that works here
   simulate [ARGUMENTS...]
-                        what offloading brings on simulated machines: tables, and the figures in
-                        build/simulate/report.json
+                        what offloading brings on simulated machines: tables; report.json,
+                        trace.json and plots in build/simulate
   bench                 build and run the benchmarks; the figures are build/bench/report.json
   study [ARGUMENTS...]  how much attention a selection keeps on a real model: captures it over several
                         texts (once, needs PyPI) and measures; tables, and build/study/report.json
@@ -407,6 +407,8 @@ simulate() {
   compile --target simulate
   mkdir -p "$root/build/simulate"
   rm -f "$root/build/simulate/report.json"
+  overlap=$root/examples/data/smollm2-135m-overlap.csv
+  [ ! -f "$overlap" ] || set -- --overlap "$overlap" "$@"
   "$build/examples/simulate" --out "$root/build/simulate" "$@"
 }
 

@@ -43,6 +43,7 @@ struct decoded {
   std::int64_t batches = 0;
   std::int32_t groups = 0;  ///< planned at the end
   std::uint64_t end_ns = 0;
+  std::vector<std::pair<double, double>> link_use;  ///< time, busy share of the last half ms
   std::vector<double> token_seconds;  ///< [steps - 1][streams], in the order in which they ended
   std::vector<double> token_stalls;   ///< likewise
 };
@@ -57,7 +58,7 @@ class decoder {
       : setting_(s),
         machine_(pulseinfer::timed{scaled(s.machine.profile)}),
         work_(s.work()),
-        monitor_({.window_s = 0.02}),
+        monitor_({.window_s = 0.0005}),
         carrier_(machine_, s, how.moves, &monitor_),
         scheduler_({.max_requests = s.streams,
                     .layers = s.model.layers,
@@ -214,6 +215,8 @@ class decoder {
       machine_.for_each({1, 1}, {}, static_cast<std::uint64_t>(std::llround(bytes)), nothing{},
                         compute_);
     }
+    const double now = 1e-9 * static_cast<double>(machine_.now_ns());
+    link_use_.emplace_back(now, monitor_.snapshot(now).recalls.utilisation);
     const pulseinfer::flight_id flight = flights_.board.add(compute_).value();
     flights_.noted(flight, d.layer, static_cast<std::int64_t>(d.requests.size()), {});
     scheduler_.issued(d.batch, flight);
@@ -285,6 +288,7 @@ class decoder {
     r.batches = scheduler_.statistics().batches;
     r.groups = scheduler_.planned_groups();
     r.end_ns = machine_.now_ns();
+    r.link_use = link_use_;
     r.token_seconds = token_seconds_;
     r.token_stalls = token_stalls_;
     return r;
@@ -305,6 +309,7 @@ class decoder {
   std::vector<stream> streams_;
   std::vector<double> token_seconds_, token_stalls_;
   double recalled_bytes_ = 0;
+  std::vector<std::pair<double, double>> link_use_;
 };
 
 /// Misses as the setting says, spread evenly: over requests, layers and steps in turn.

@@ -16,7 +16,8 @@ namespace simulate {
 struct options {
   setting base;
   std::filesystem::path out = ".";
-  bool quick = false;  ///< without the sweep
+  std::string overlap;  ///< a trace of misses, see overlap.hpp; none where empty
+  bool quick = false;   ///< without the sweep
 };
 
 namespace detail {
@@ -61,7 +62,7 @@ inline options parse(int argc, char** argv) {
       throw std::invalid_argument("simulate: " + std::string(option) +
                                   ": unknown, or without its value; there are --quick and, with a "
                                   "value, --machine, --model, "
-                                  "--context, --budget, --miss, --ahead, --out");
+                                  "--context, --budget, --miss, --ahead, --overlap, --out");
     }
     const char* const value = argv[++i];
     if (option == "--machine") {
@@ -77,6 +78,8 @@ inline options parse(int argc, char** argv) {
       o.base.kv.miss = detail::number(option, value, 0, 1);
     } else if (option == "--ahead") {
       o.base.kv.ahead = detail::number(option, value, 0, 1);
+    } else if (option == "--overlap") {
+      o.overlap = value;
     } else if (option == "--out") {
       o.out = value;
     } else {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What offloading brings, on machines that are not here: `sh cmake/run.sh simulate`.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -9,6 +10,8 @@
 
 #include "../demo/report.hpp"
 #include "options.hpp"
+#include "overlap.hpp"
+#include "plot.hpp"
 #include "sweep.hpp"
 #include "systems.hpp"
 #include "table.hpp"
@@ -132,6 +135,45 @@ void report_sweep(demo::report& out) {
       points.size());
 }
 
+/// A timeline of 16 streams, and the plots.
+void draw(const simulate::options& o, const std::vector<simulate::system>& all) {
+  pulseinfer::trace timeline;
+  const simulate::decoded shown =
+      simulate::decode(simulate::ours(o.base),
+                       std::min(16, simulate::ours(o.base).streams_that_fit()), 3, &timeline);
+  timeline.write((o.out / "trace.json").string());
+  std::vector<std::pair<double, double>> use = shown.link_use;
+  for (auto& at : use) at.first *= 1e3, at.second *= 100;
+  simulate::plot(o.out / "link.svg", "link use, " + o.base.model.name, "ms",
+                 "busy share of the last half ms, percent", {{"ours", use}});
+
+  std::vector<simulate::curve> curves;
+  for (const simulate::system& s : all) {
+    if (s.key == "hbm_only" || s.key == "guide" || s.key == "ours" || s.key == "sync") {
+      curves.push_back({s.name, {}});
+    }
+  }
+  simulate::in_parallel(curves.size(), [&](std::size_t i) {
+    const auto s = std::find_if(all.begin(), all.end(),
+                                [&](const auto& one) { return one.name == curves[i].name; });
+    for (const std::int32_t n : {1, 2, 3, 8, 16, 29}) {
+      if (n > s->streams_that_fit()) break;
+      curves[i].points.emplace_back(n, 1e3 * simulate::decode(*s, n, 2).tpot_seconds);
+    }
+  });
+  simulate::plot(o.out / "tpot.svg", "time per token, " + o.base.model.name, "streams", "TPOT, ms",
+                 curves);
+}
+
+/// The same 16 streams with the misses of the study's trace.
+void report_overlap(demo::report& out, const setting& base, const std::string& path) {
+  const simulate::overlap_trace trace = simulate::overlap_from(path);
+  const double seconds =
+      simulate::decoder(base, {}).run(3, simulate::traced_misses(base, trace)).tpot_seconds;
+  out.number("tpot_ms_with_overlap_trace", 1e3 * seconds);
+  std::printf("\nWith the misses of %s: %.2f ms\n", path.c_str(), 1e3 * seconds);
+}
+
 int run(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 1 << 12);
   const simulate::options o = simulate::parse(argc, argv);
@@ -155,10 +197,13 @@ int run(int argc, char** argv) {
   const std::vector<simulate::system> all = simulate::systems(o.base);
   const std::vector<simulate::row> rows = compare(all);
   simulate::print_table(rows);
-  simulate::print_contradictions(o.base);
+  simulate::print_contradictions();
   report_table(out, rows);
   say("misses and prediction");
   report_curve(out, o.base);
+  if (!o.overlap.empty()) report_overlap(out, o.base, o.overlap);
+  say("timeline and plots");
+  draw(o, all);
   say("tensor parallel");
   report_tensor_parallel(out, o.base.context);
   if (!o.quick) {
@@ -168,7 +213,8 @@ int run(int argc, char** argv) {
   std::printf("\nAssumptions:\n");
   for (const std::string& line : simulate::assumptions()) std::printf("- %s\n", line.c_str());
   out.write(o.out / "report.json");
-  std::printf("\nwritten: %s\n", (o.out / "report.json").c_str());
+  std::printf("\nwritten to %s: report.json, trace.json (opens in Perfetto), tpot.svg, link.svg\n",
+              o.out.c_str());
   return EXIT_SUCCESS;
 }
 
