@@ -420,6 +420,34 @@ TEST_CASE("fault 4: of prefixes the one goes that was not used for longest, its 
   s.fail_to_put(writer, {0, 6});
 }
 
+TEST_CASE("fault 4: a tail behind a head that another sequence named goes before that head") {
+  // Both write the same beginning; only the first one's blocks get the names, only the second one's
+  // go on. However they are closed, the prefix shrinks from its end.
+  for (const bool first_ends_first : {true, false}) {
+    CAPTURE(first_ends_first);
+    auto s = make_shelf_with<pulseinfer::prefix_tree_lru>(10);
+    const keys prompt = keys_of({1, 2, 3});
+    const sequence_id first = s.open();
+    const sequence_id second = s.open();
+    s.put_blocks(first, 0, 2);
+    s.name(first, first_of(prompt, 2));
+    s.put_blocks(second, 0, 3);
+    CHECK(s->name_block(second, logical_block{0}, prompt[0]) == name_outcome::exists);
+    CHECK(s->name_block(second, logical_block{1}, prompt[1]) == name_outcome::exists);
+    CHECK(s->name_block(second, logical_block{2}, prompt[2]) == name_outcome::named);
+    CHECK(s->ready_blocks(prompt) == 3);
+    CHECK(s->close_sequence(first_ends_first ? first : second) == close_outcome::closed);
+    CHECK(s->close_sequence(first_ends_first ? second : first) == close_outcome::closed);
+    const sequence_id writer = s.open();
+    std::int32_t block = 0;
+    for (const std::int32_t left : {3, 3, 2, 1, 0}) {  // two of five blocks are free
+      s.put_blocks(writer, block, block + 1);
+      ++block;
+      CHECK(s->ready_blocks(prompt) == left);
+    }
+  }
+}
+
 TEST_CASE("store prefix: a prefix in use stays, what nobody uses behind it goes") {
   shelf_type s = make_shelf(6);
   s.leave(keys_of({1, 2, 3}));

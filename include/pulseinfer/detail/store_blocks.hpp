@@ -207,8 +207,10 @@ class store_blocks {
       expects<std::logic_error>(index_.key_of(block) == key, "block_store: block ",
                                 std::int32_t{b.position}, " has another name already");
     } else {
-      const bool is_chained = before >= 0 && index_.contains(before);
-      if (index_.insert(key, block, b.is_whole, is_chained ? before : -1) != block) {
+      const std::int32_t other = index_.insert(key, block, b.is_whole, in_index(before));
+      if (other != block) {
+        b.namesake = other;
+        b.namesake_generation = catalog_.at(other).generation;
         return name_outcome::exists;
       }
       b.has_name = true;
@@ -217,6 +219,16 @@ class store_blocks {
     b.priority = stay.priority;
     b.keep_until = stay.keep_until;
     return name_outcome::named;
+  }
+
+  /// The block by which a block's name finds what it stands for: itself, or the one that had the
+  /// name already; -1 if there is none (any more).
+  [[nodiscard]] std::int32_t in_index(std::int32_t block) noexcept {
+    if (block < 0) return -1;
+    if (index_.contains(block)) return block;
+    const stored_block& b = catalog_.at(block);
+    if (b.namesake < 0 || !index_.contains(b.namesake)) return -1;
+    return catalog_.at(b.namesake).generation == b.namesake_generation ? b.namesake : -1;
   }
 
   /// How many of these blocks stand at positions first, first + 1, ... in their sequences. A

@@ -42,7 +42,9 @@ struct stored_block {
   std::int32_t priority = 0;     ///< while it has a name, see eviction_entry
   std::uint32_t generation = 0;  ///< of this use of the record
   std::int64_t keep_until = 0;
-  std::uint32_t seen = 0;  ///< mark of a count
+  std::int32_t namesake = -1;             ///< the block that had its name already
+  std::uint32_t namesake_generation = 0;  ///< of that record then
+  std::uint32_t seen = 0;                 ///< mark of a count
   bool has_name = false;
   bool is_whole = false;   ///< all its layers can be read
   bool is_cached = false;  ///< nobody holds it, and the policy has it

@@ -326,9 +326,9 @@ class store_sequences {
       if (catalog().at(block).first_holder >= 0) {
         (void)abandon_if_closed(block);
       } else {
-        // One without a name goes with its last holder, and another block may get its record.
+        // One that has no name goes with its last holder, and another block may get its record.
         const std::int32_t before = position > 0 ? catalog().block_of(index, position - 1) : -1;
-        blocks_.leave_behind(block, before >= 0 && catalog().at(before).has_name ? before : -1);
+        blocks_.leave_behind(block, blocks_.in_index(before));
       }
     }
     at(index).length = std::min(at(index).length, first);
