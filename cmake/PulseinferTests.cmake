@@ -15,6 +15,8 @@
 set(PULSEINFER_TEST_UNIT_BYTES 100000 CACHE STRING
   "Tests: how many bytes of them are compiled together; 0: each alone, to work on one")
 
+option(PULSEINFER_TEST_SIMULATED "Tests: also on the simulated machine" ON)
+
 # What all our programs have in common: warnings, and for CUDA the architectures, the shared runtime
 # and a search path that LD_LIBRARY_PATH precedes (RUNPATH, not RPATH), so that the runtime can be
 # replaced.
@@ -124,6 +126,9 @@ function(pulseinfer_add_test header)
   endif()
 
   foreach(backend IN LISTS arg_BACKENDS)
+    if(backend STREQUAL "simulated" AND NOT PULSEINFER_TEST_SIMULATED)
+      continue()
+    endif()
     set(is_cuda "")
     if(backend STREQUAL "cuda")
       if(NOT TARGET pulseinfer_cuda)

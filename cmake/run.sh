@@ -47,7 +47,8 @@ usage: sh cmake/run.sh VERB [ARGUMENTS...]
   check                 clang-format, clang-tidy, every header alone under g++, clang++ and nvcc
   sanitize [CTEST ARGUMENTS...]
                         host and simulated tests and examples under AddressSanitizer with
-                        UndefinedBehaviorSanitizer, then under ThreadSanitizer
+                        UndefinedBehaviorSanitizer, then those that have threads, the host's, under
+                        ThreadSanitizer
   soak [CTEST ARGUMENTS...]
                         test, with full counts and many seeds: takes long
   fuzz [ARGUMENTS...]   libFuzzer over the targets of tests/fuzz, where clang++ has it, for

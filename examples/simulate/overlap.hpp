@@ -4,7 +4,9 @@
 /// of a small model (examples/data/PROVENANCE.md). Its layers stand for those of any model.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -29,10 +31,10 @@ inline overlap_trace overlap_from(const std::string& path) {
     for (std::string* field : {&text, &layer, &context, &budget, &hot}) {
       std::getline(fields, *field, ',');
     }
-    const int blocks = std::atoi(budget.c_str());
-    if (blocks < 1 || std::atoi(hot.c_str()) != 2 * blocks) continue;
+    const long blocks = std::strtol(budget.c_str(), nullptr, 10);
+    if (blocks < 1 || std::strtol(hot.c_str(), nullptr, 10) != 2 * blocks) continue;
     std::vector<double> shares;
-    for (int misses = 0; fields >> misses;) shares.push_back(double(misses) / blocks);
+    for (int misses = 0; fields >> misses;) shares.push_back(misses / static_cast<double>(blocks));
     if (shares.size() > 1) trace.push_back(std::move(shares));
   }
   if (trace.empty()) throw std::runtime_error("overlap: no hot buffer of two budgets in " + path);
@@ -47,8 +49,8 @@ inline decoder::demand traced_misses(const setting& s, const overlap_trace& trac
     const auto& line = (*shared)[static_cast<std::size_t>(layer + 31 * request) % shared->size()];
     const double share =
         line[1 + static_cast<std::size_t>(step + 13 * request) % (line.size() - 1)];
-    const auto all = static_cast<std::int32_t>(share * chosen + 0.5);
-    const auto ahead = static_cast<std::int32_t>(share * chosen * ahead_share + 0.5);
+    const auto all = static_cast<std::int32_t>(std::lround(share * chosen));
+    const auto ahead = static_cast<std::int32_t>(std::lround(share * chosen * ahead_share));
     return lack{all - ahead, ahead};
   };
 }

@@ -345,7 +345,8 @@ class consensus_selector {
     if (is_context) {
       const std::int64_t blocks = std::int64_t{options_.sink_blocks} + options_.window_blocks;
       backend_.for_each_row(scores.lists, {},
-                            static_cast<std::uint64_t>(scores.lists * queries * blocks) * 4,
+                            static_cast<std::uint64_t>(scores.lists * blocks) *
+                                static_cast<std::uint64_t>(queries) * 4,
                             add_always_in{.scores = most_.data(),
                                           .factor = factor_.data(),
                                           .stride = stride(),
