@@ -219,7 +219,7 @@ struct resolve_row {
       } else if (has_high) {
         step = width > stride ? width - stride : 0;
       }
-      stride *= 2;
+      if (stride < std::int64_t{1} << 32) stride *= 2;  // no two ranks are further apart
       guess = low + (step < width ? step : width - 1);
     }
   }
