@@ -128,7 +128,12 @@ class consensus_selector {
   /// where they reach it nothing is chosen but the floor. Normalised over the candidates it is a
   /// share of what these have. A row that nothing is known of (all NaN) gets its cap.
   ///
-  /// @param budget  its cap is at most `options().budget_blocks`, which `selection::k` stays
+  /// @param layer    as above
+  /// @param batch    as above
+  /// @param queries  as above
+  /// @param budget   its cap is at most `options().budget_blocks`, which `selection::k` stays
+  /// @param stream   as above
+  /// @return as above
   /// @throws std::invalid_argument  too on a budget that cannot be kept, naming the value, as on one
   ///         by mass where scores are not normalised
   selection select(std::int32_t layer, const batch_view& batch, const query_view& queries,

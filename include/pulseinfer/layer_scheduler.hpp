@@ -112,6 +112,7 @@ class layer_scheduler {
   /// @param requests  each once; read before the call returns
   /// @param flight    not under way; the scheduler looks at it until it ends
   /// @param now_ns    by the clock of `next`
+  /// @param terms     until when it is waited for, what it brings, and for which layer
   /// @throws std::invalid_argument, std::logic_error  changing nothing; also on a request with
   ///         `flights_per_request` flights, or without the pages it lacks
   void recalling(std::span<const request_id> requests, flight_id flight, std::uint64_t now_ns,

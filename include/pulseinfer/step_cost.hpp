@@ -145,6 +145,8 @@ struct step_cost {
 /// What a layer takes with a given number of groups, of which the largest has `largest` requests.
 ///
 /// Pure: the same arguments give the same seconds everywhere.
+/// @param work      of the layer
+/// @param speeds    of the machine
 /// @param requests  of all groups, at least 1
 /// @param groups    1 to `requests`
 /// @param largest   of one group; at least an even share, and leaves one for each other group
@@ -173,8 +175,11 @@ struct step_cost {
 
 /// The number of even groups with which a layer takes least; of equals the smallest.
 ///
+/// @param work        of the layer
+/// @param speeds      of the machine
 /// @param requests    that decode together, at least 1
 /// @param max_groups  the most groups that are tried, at least 1
+/// @return that number, and what the layer takes with it
 /// @throws std::invalid_argument  naming what is out of range
 /// @par Cost  O(min(requests, max_groups)), some ns each; allocates nothing
 [[nodiscard]] inline group_plan best_groups(const layer_work& work, const step_speeds& speeds,
