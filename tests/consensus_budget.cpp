@@ -16,6 +16,7 @@
 
 #include "pulseinfer/consensus.hpp"
 #include "support/allocations.hpp"
+#include "support/sanitizers.hpp"
 #include "support/selection_scene.hpp"
 
 namespace {
@@ -153,8 +154,7 @@ TEST_CASE("budget: a selector keeps what brute force does, by every budget, rule
       for (const auto normalisation : {score_normalisation::none, score_normalisation::candidates,
                                        score_normalisation::context}) {
         for (const std::int32_t groups : {1, 2, 4}) {
-          // A CPU takes long for CUDA's kernels.
-          const bool is_slow = std::string_view(test::backend_name) == "cuda";
+          const bool is_slow = test::is_sanitized || std::string_view(test::backend_name) != "host";
           if (is_slow && (groups == 2 || rule == consensus_rule::mean)) continue;
           consensus_options o = options;
           o.rule = rule;
