@@ -148,13 +148,14 @@ TEST_CASE("budget: a selector keeps what brute force does, by every budget, rule
                                         selection_budget::of_mass(1.0, 0, 24),
                                         selection_budget::of_mass(1e-9, 0, 24),
                                         selection_budget::of_mass(0.25, 24, 24)};
+    // Not all of them where a CPU runs CUDA's kernels, or a sanitizer slows it down.
+    const bool is_slow = test::is_sanitized || std::string_view(test::backend_name) == "cuda";
     std::size_t trimmed = 0;
     for (const consensus_rule rule :
          {consensus_rule::max_mean, consensus_rule::mean, consensus_rule::union_of_heads}) {
       for (const auto normalisation : {score_normalisation::none, score_normalisation::candidates,
                                        score_normalisation::context}) {
         for (const std::int32_t groups : {1, 2, 4}) {
-          const bool is_slow = test::is_sanitized || std::string_view(test::backend_name) != "host";
           if (is_slow && (groups == 2 || rule == consensus_rule::mean)) continue;
           consensus_options o = options;
           o.rule = rule;
@@ -180,7 +181,7 @@ TEST_CASE("budget: a selector keeps what brute force does, by every budget, rule
         }
       }
     }
-    CHECK(trimmed > 8);  // what is tested happens
+    CHECK(trimmed > (is_slow ? 8 : 20));  // what is tested happens
   });
 }
 
