@@ -51,7 +51,9 @@ class carrier {
   using backend = pulseinfer::simulated_backend;
   using ticket = pulseinfer::ticket<backend>;
 
-  carrier(backend b, const setting& s, const carriage& how, pulseinfer::link_monitor* monitor)
+  /// @param stores  offloads at a time, of `store_units` units each
+  carrier(backend b, const setting& s, const carriage& how, pulseinfer::link_monitor* monitor,
+          std::int32_t stores = 0)
       : geometry_{.layers = s.model.layers,
                   .kv_heads = std::max(1, s.model.kv_heads / s.ranks / how.pieces),
                   .head_dim = s.model.head_dim / s.shrink,
@@ -59,18 +61,26 @@ class carrier {
         scale_(scale_of(s)),
         pieces_(how.pieces),
         blocks_(static_cast<std::int32_t>(s.chosen()) * how.pieces),
+        stored_blocks_(stores > 0 ? store_units : 0),
         rows_(s.streams),
         layout_(pulseinfer::nhd_layout(geometry_, std::int64_t{2} * rows_ * blocks_)),
         memory_(b, static_cast<std::size_t>(2 * layout_.plane_bytes())),
         pool_(geometry_, layout_, planes()),
         store_(b, geometry_,
-               {.capacity_bytes = std::int64_t{blocks_} * geometry_.layers * geometry_.unit_bytes(),
-                .max_sequences = 1,
-                .max_blocks = blocks_}),
+               {.capacity_bytes = (std::int64_t{blocks_} * geometry_.layers +
+                                   std::int64_t{stores} * stored_blocks_) *
+                                  geometry_.unit_bytes(),
+                .max_sequences = 1 + stores,
+                .max_blocks = std::max(blocks_, stored_blocks_),
+                .max_stored_blocks = blocks_ + stores * stored_blocks_}),
         sequence_(filled()),
         sequences_(static_cast<std::size_t>(rows_), sequence_),
         free_(b.make_stream(pulseinfer::stream_priority::normal)),
-        mover_(b, store_, pool_, options(how, monitor)) {}
+        mover_(b, store_, pool_, options(how, monitor)) {
+    targets_.reserve(static_cast<std::size_t>(std::max(rows_ * blocks_, stored_blocks_)));
+  }
+
+  static constexpr std::int32_t store_units = 512;  ///< 32 MiB of a model with units of 64 KiB
 
   [[nodiscard]] std::int64_t unit_bytes() const { return geometry_.unit_bytes(); }
 
@@ -93,6 +103,27 @@ class carrier {
     if (!taken) throw std::logic_error("carrier: too many transfers under way");
     return std::move(*taken);
   }
+
+  /// Blocks on their way to the store, as a sequence of their own.
+  struct outgoing {
+    carrier::ticket ticket;
+    pulseinfer::sequence_id sequence;
+  };
+  /// Offloads so many units of a layer, at most `store_units`.
+  [[nodiscard]] outgoing store(std::int32_t layer, std::int32_t units) {
+    targets_.clear();
+    for (std::int32_t i = 0; i < units; ++i) {
+      targets_.push_back({.row = 0,
+                          .block = pulseinfer::logical_block{i},
+                          .page = pulseinfer::device_page{i % (2 * rows_ * blocks_)}});
+    }
+    const pulseinfer::sequence_id id = store_.open_sequence().value();
+    auto taken = mover_.offload(layer, {&id, 1}, targets_, free_);
+    if (!taken) throw std::logic_error("carrier: too many offloads under way");
+    return {std::move(*taken), id};
+  }
+  /// They are there, and their place is for others: what matters is that they came.
+  void stored(pulseinfer::sequence_id sequence) { (void)store_.close_sequence(sequence); }
 
  private:
   std::vector<pulseinfer::layer_planes> planes() {
@@ -126,7 +157,7 @@ class carrier {
     o.chunks_in_flight = 16;
     o.transfers_in_flight = 4 * rows_ + 8;
     o.max_rows = rows_;
-    o.max_units = std::int64_t{rows_} * blocks_;
+    o.max_units = std::max(std::int64_t{rows_} * blocks_, std::int64_t{stored_blocks_});
     o.way = how.way;
     o.monitor = monitor;
     return o;
@@ -138,6 +169,7 @@ class carrier {
   double scale_;
   std::int32_t pieces_;
   std::int32_t blocks_;
+  std::int32_t stored_blocks_;
   std::int32_t rows_;
   pulseinfer::block_layout layout_;
   pulseinfer::device_buffer<std::byte, backend> memory_;

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,21 +58,22 @@ class engine {
 
   /// Of at most `s.streams` streams at a time.
   engine(const setting& s, const policy& how, double window_seconds,
-         pulseinfer::trace* trace = nullptr)
+         pulseinfer::trace* trace = nullptr, std::int32_t stores = 0)
       : setting_(s),
         machine_(pulseinfer::timed{scaled(s)}),
         work_(s.work()),
         monitor_({.window_s = window_seconds}),
-        carrier_(machine_, s, how.moves, &monitor_),
+        carrier_(machine_, s, how.moves, &monitor_, stores),
         scheduler_({.max_requests = s.streams,
                     .layers = s.model.layers,
                     .max_groups = how.max_groups,
-                    .max_flights = 8 * s.streams + 16,
+                    .max_flights = flights_of(s, stores),
                     .work = work_,
                     .speeds = speeds_of(s, how.moves)}),
-        flights_(machine_, 8 * s.streams + 16, trace),
+        flights_(machine_, flights_of(s, stores), trace),
         compute_(machine_.make_stream(pulseinfer::stream_priority::normal)),
-        streams_(static_cast<std::size_t>(s.streams)) {
+        streams_(static_cast<std::size_t>(s.streams)),
+        late_bytes_(static_cast<std::size_t>(s.model.layers)) {
     flights_.landed = [this](pulseinfer::request_id r, std::uint64_t ns) { at(r).ready_ns = ns; };
   }
 
@@ -138,6 +140,10 @@ class engine {
     void operator()(std::int64_t, std::int64_t) const {}
   };
 
+  /// At a time: of each group a batch and two recalls, and there may be more groups than planned.
+  static std::int32_t flights_of(const setting& s, std::int32_t stores) {
+    return 8 * std::min(s.streams, 16) + 3 * std::max(s.streams - 16, 0) + 16 + stores;
+  }
   [[nodiscard]] stream& at(pulseinfer::request_id r) {
     return streams_[static_cast<std::size_t>(r.index)];
   }
@@ -185,6 +191,8 @@ class engine {
       case pulseinfer::schedule_action::wait:
         flights_.board.sync_change(d.until_ns);
         break;
+      case pulseinfer::schedule_action::late:
+        throw std::logic_error("simulate: a recall did not bring everything");
       default:
         break;
     }
@@ -221,6 +229,7 @@ class engine {
       // Of the first layer nothing is known before.
       const std::int32_t late = here.late + (d.layer == 0 ? here.ahead : 0);
       const std::int32_t ahead = d.layer == 0 ? 0 : here.ahead;
+      late_bytes_[static_cast<std::size_t>(d.layer)] += unit * late;
       const auto outcome =
           scheduler_.selected(id, {.bytes = unit * late, .ahead_bytes = unit * ahead});
       if (outcome == pulseinfer::selected_outcome::recall_now) {
@@ -273,6 +282,7 @@ class engine {
   std::vector<stream> streams_;
   std::vector<double> token_seconds_, token_stalls_;
   double recalled_bytes_ = 0;
+  std::vector<double> late_bytes_;  ///< [layers] real ones, of recalls that a layer waited for
   std::vector<std::pair<double, double>> link_use_;
 };
 

@@ -3,6 +3,7 @@
 /// The command line of the simulation.
 #pragma once
 
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <stdexcept>
@@ -16,8 +17,10 @@ namespace simulate {
 struct options {
   setting base;
   std::filesystem::path out = ".";
-  std::string overlap;  ///< a trace of misses, see overlap.hpp; none where empty
-  bool quick = false;   ///< without the sweep
+  std::string overlap;              ///< a trace of misses, see overlap.hpp; none where empty
+  std::string arrivals = "bursty";  ///< or steady, or a trace, see arrivals.hpp
+  std::uint64_t seed = 1;           ///< of the arrivals
+  bool quick = false;               ///< without the sweep and the server
 };
 
 namespace detail {
@@ -62,7 +65,8 @@ inline options parse(int argc, char** argv) {
       throw std::invalid_argument("simulate: " + std::string(option) +
                                   ": unknown, or without its value; there are --quick and, with a "
                                   "value, --machine, --model, "
-                                  "--context, --budget, --miss, --ahead, --overlap, --out");
+                                  "--context, --budget, --miss, --ahead, --overlap, --arrivals, "
+                                  "--seed, --out");
     }
     const char* const value = argv[++i];
     if (option == "--machine") {
@@ -80,6 +84,15 @@ inline options parse(int argc, char** argv) {
       o.base.kv.ahead = detail::number(option, value, 0, 1);
     } else if (option == "--overlap") {
       o.overlap = value;
+    } else if (option == "--arrivals") {
+      o.arrivals = value;
+      if (o.arrivals != "steady" && o.arrivals != "bursty" &&
+          !std::filesystem::is_regular_file(o.arrivals)) {
+        throw std::invalid_argument("simulate: --arrivals is '" + o.arrivals +
+                                    "', expected steady, bursty or a file");
+      }
+    } else if (option == "--seed") {
+      o.seed = static_cast<std::uint64_t>(detail::number(option, value, 0, 1e15));
     } else if (option == "--out") {
       o.out = value;
     } else {

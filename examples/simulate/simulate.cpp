@@ -12,6 +12,7 @@
 #include "options.hpp"
 #include "overlap.hpp"
 #include "plot.hpp"
+#include "policies.hpp"
 #include "sweep.hpp"
 #include "systems.hpp"
 #include "table.hpp"
@@ -174,6 +175,22 @@ void report_overlap(demo::report& out, const setting& base, const std::string& p
   std::printf("\nWith the misses of %s: %.2f ms\n", path.c_str(), 1e3 * seconds);
 }
 
+/// Requests that come and go, under the admission policies.
+void serve(demo::report& out, const simulate::options& o) {
+  simulate::workload w;
+  w.seed = o.seed;
+  const bool is_made_up = o.arrivals == "steady" || o.arrivals == "bursty";
+  out.text("serving_arrivals", o.arrivals);
+  if (is_made_up) out.number("serving_seed", static_cast<double>(o.seed));
+  const std::vector<simulate::arrival> all = o.arrivals == "steady" ? simulate::steady(w)
+                                             : o.arrivals == "bursty"
+                                                 ? simulate::bursty(w)
+                                                 : simulate::arrivals_from(o.arrivals, 80);
+  std::printf("\nA server of %zu requests, arrivals %s%s", all.size(), o.arrivals.c_str(),
+              is_made_up ? (", seed " + std::to_string(o.seed)).c_str() : "");
+  simulate::report_serving(out, o.base, all);
+}
+
 int run(int argc, char** argv) {
   std::setvbuf(stdout, nullptr, _IOLBF, 1 << 12);
   const simulate::options o = simulate::parse(argc, argv);
@@ -207,6 +224,8 @@ int run(int argc, char** argv) {
   say("tensor parallel");
   report_tensor_parallel(out, o.base.context);
   if (!o.quick) {
+    say("a server, and its admission");
+    serve(out, o);
     say("step times against their bound");
     report_sweep(out);
   }

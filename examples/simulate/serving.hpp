@@ -1,0 +1,405 @@
+// SPDX-License-Identifier: Apache-2.0
+/// @file
+/// A server: requests arrive, an admission policy of the library says who may enter and what of it
+/// stays in HBM, their prompts are stored, they decode and leave.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "arrivals.hpp"
+#include "decoder.hpp"
+#include "guest.hpp"
+#include "pulseinfer/concepts.hpp"
+#include "pulseinfer/layer_activity.hpp"
+
+namespace simulate {
+
+/// What a server did with all that arrived.
+struct served {
+  std::int64_t requests = 0;  ///< that were served to the end
+  std::int64_t tokens = 0;
+  double seconds = 0;       ///< from the first arrival to the last token
+  double tpot_seconds = 0;  ///< mean over tokens, without each request's first
+  double p99_tpot_seconds = 0;
+  double stall_seconds = 0;  ///< mean
+  double p99_stall_seconds = 0;
+  double wait_seconds = 0;  ///< mean: from its arrival until a request decodes
+  double p99_wait_seconds = 0;
+  double streams = 0;                        ///< that decode, on average over tokens
+  double recall_share = 0, store_share = 0;  ///< of the link's time, each direction
+  double stored_bytes = 0, recalled_bytes = 0;
+  double hbm_bytes = 0;       ///< the most that requests had at a time
+  std::int64_t deferred = 0;  ///< answers
+  pulseinfer::schedule_statistics schedule;
+  std::uint64_t end_ns = 0;
+  [[nodiscard]] double tokens_per_second() const {
+    return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
+  }
+};
+
+/// Of values in any order, the one that `share` of them do not exceed; 0 of none.
+inline double quantile(std::vector<double> values, double share) {
+  if (values.empty()) return 0;
+  const auto n = static_cast<double>(values.size());
+  const auto i = static_cast<std::size_t>(std::clamp(std::ceil(share * n) - 1, 0.0, n - 1));
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(i), values.end());
+  return values[i];
+}
+
+/// How a server lets its policy look, and how much it has under way.
+struct serving_options {
+  double decide_seconds = 0.002;
+  double window_seconds = 0.05;  ///< of the link monitor
+  std::int32_t stores = 8;       ///< offloads at a time
+  std::int32_t most_streams = 128;
+};
+
+/// Decodes what arrives. `s.streams` is not asked; contexts are those of the requests.
+///
+/// @tparam Policy  admission_policy; one that has `observe_memory` is told what HBM has to hold
+template <pulseinfer::admission_policy Policy>
+class server : engine {
+ public:
+  server(const setting& s, const policy& how, Policy admission, const serving_options& o = {})
+      : engine(sized(s, o), how, o.window_seconds, nullptr, o.stores),
+        options_(o),
+        admission_(std::move(admission)),
+        arrivals_(machine_.make_stream(pulseinfer::stream_priority::normal)),
+        idle_(machine_.make_stream(pulseinfer::stream_priority::normal)),
+        activity_(s.model.layers, 1),
+        active_(static_cast<std::size_t>(s.model.layers)),
+        placement_(active_.size()),
+        unsaved_(active_.size()),
+        free_bytes_(static_cast<double>(s.machine.profile.device_bytes) - setting::reserve_bytes -
+                    s.resident_weights()) {}
+
+  /// Serves all of them, in the order of their arrival.
+  /// @throws std::logic_error  where a request does not enter in 10 s of an empty machine
+  served run(std::span<const arrival> all) {
+    for (const arrival& a : all) guests_.emplace_back(setting_, a, guests_.size());
+    std::size_t next = 0;
+    while (gone_ < guests_.size()) {
+      for (; next < guests_.size() && guests_[next].arrives_ns <= machine_.now_ns(); ++next) {
+        queue_.push_back(next);
+        decides_ns_ = 0;
+      }
+      end_tokens();
+      if (machine_.now_ns() >= decides_ns_) decide();
+      move();
+      const std::uint64_t until =
+          next < guests_.size() ? guests_[next].arrives_ns : pulseinfer::detail::no_deadline;
+      step(until);
+    }
+    return result();
+  }
+
+  [[nodiscard]] const Policy& admission() const { return admission_; }
+
+ private:
+  struct piece {
+    std::size_t guest;  ///< none: blocks that several of them have filled
+    std::int32_t layer;
+    std::int32_t units;
+  };
+  struct store_under_way {
+    piece what;
+    pulseinfer::flight_id flight;
+    pulseinfer::sequence_id sequence;
+  };
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+  static constexpr std::int32_t units_of_new_blocks = 32;
+
+  static setting sized(setting s, const serving_options& o) {
+    s.streams = o.most_streams;
+    return s;
+  }
+  [[nodiscard]] double now_seconds() const { return 1e-9 * static_cast<double>(machine_.now_ns()); }
+
+  // Who decodes.
+
+  void end_tokens() {
+    if (scheduler_.counts()[pulseinfer::layer_state::done] == 0) return;
+    for (std::size_t i = 0; i < decoding_.size();) {
+      guest& g = guests_[decoding_[i]];
+      if (scheduler_.state_of(g.id) != pulseinfer::layer_state::done) {
+        ++i;
+        continue;
+      }
+      stream& s = at(g.id);
+      end_step(s);
+      ++tokens_;
+      streams_of_tokens_ += static_cast<double>(decoding_.size());
+      if (s.step % block_tokens == 0) fill_block(g);
+      if (s.step < g.output_tokens) {
+        scheduler_.restart(g.id);
+        ++i;
+        continue;
+      }
+      (void)scheduler_.cancel(g.id);
+      g.place = guest::where::gone;
+      ++gone_;
+      decides_ns_ = 0;  // there is memory again
+      decoding_.erase(decoding_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  /// A block is full in all layers; where others of its layer are in the store it follows.
+  void fill_block(const guest& g) {
+    for (std::size_t l = 0; l < unsaved_.size(); ++l) {
+      unsaved_[l] += g.away(l);
+      if (unsaved_[l] < units_of_new_blocks) continue;
+      unsaved_[l] -= units_of_new_blocks;
+      pieces_.push_back({none, static_cast<std::int32_t>(l), units_of_new_blocks});
+    }
+  }
+  [[nodiscard]] lack lacks(std::int32_t request, std::int32_t step, std::int32_t layer) const {
+    return guests_[static_cast<std::size_t>(of_row_[static_cast<std::size_t>(request)])].lacks(
+        setting_, step, layer);
+  }
+  void begin(std::size_t which) {
+    guest& g = guests_[which];
+    stream& s = open(g.layer_bytes(setting_));
+    g.id = s.id;
+    g.place = guest::where::decoding;
+    of_row_.resize(static_cast<std::size_t>(options_.most_streams));
+    of_row_[static_cast<std::size_t>(s.id.index)] = which;
+    decoding_.push_back(which);
+    waits_.push_back(now_seconds() - 1e-9 * static_cast<double>(g.arrives_ns));
+  }
+
+  // Who enters.
+
+  void decide() {
+    const double now = now_seconds();
+    decides_ns_ =
+        machine_.now_ns() + static_cast<std::uint64_t>(std::llround(1e9 * options_.decide_seconds));
+    for (std::size_t l = 0; l < late_bytes_.size(); ++l) {
+      (void)activity_.record(static_cast<std::int32_t>(l),
+                             {.recalled_bytes = std::llround(std::exchange(late_bytes_[l], 0.0))},
+                             now);
+    }
+    activity_.read(active_, now);
+    admission_.observe(real(monitor_.snapshot(now)), active_);
+    double held = 0, fixed = 0, context = 0;
+    for (std::size_t i = first_; i < guests_.size(); ++i) {
+      const guest& g = guests_[i];
+      if (g.place == guest::where::gone) {
+        first_ += i == first_ ? 1 : 0;
+        continue;
+      }
+      if (g.arrives_ns > machine_.now_ns()) break;
+      if (g.place != guest::where::queued) held += g.held_bytes(setting_);
+      fixed += g.fixed_bytes(setting_);
+      context += g.context_bytes(setting_) - g.hot_bytes(setting_);
+    }
+    most_held_ = std::max(most_held_, held);
+    if constexpr (requires { admission_.observe_memory({}); }) {
+      admission_.observe_memory({.capacity_bytes = std::llround(std::max(0.0, free_bytes_ - fixed)),
+                                 .context_bytes = std::llround(context)});
+    }
+    double free = free_bytes_ - held;
+    while (!queue_.empty() &&
+           decoding_.size() + arriving_ < static_cast<std::size_t>(options_.most_streams)) {
+      const double took = admit(guests_[queue_.front()], queue_.front(), free, now);
+      if (took < 0) break;
+      free -= took;
+      queue_.pop_front();
+    }
+    if (!queue_.empty()) make_room();
+  }
+  /// What it takes of HBM; negative: it does not enter now.
+  double admit(guest& g, std::size_t which, double free, double now) {
+    double offloads = 0;
+    for (std::int32_t l = 0; l < setting_.model.layers; ++l) {
+      offloads += admission_.offload_share(l);
+    }
+    const double beside = offloads > 0 ? g.fixed_bytes(setting_) : g.digest_bytes(setting_);
+    const pulseinfer::admission_answer answer =
+        admission_.admit({.context_bytes = std::llround(g.context_bytes(setting_)),
+                          .device_bytes_free = std::llround(std::max(0.0, free - beside)),
+                          .waited_s = now - 1e-9 * static_cast<double>(g.arrives_ns)},
+                         placement_);
+    const bool enters = answer.verdict != pulseinfer::admission_verdict::defer;
+    if (enters) g.plan(placement_);
+    const double takes = enters ? g.held_bytes(setting_) : 0;
+    if (!enters || takes > free) {
+      ++deferred_;
+      // With the machine to itself, for longer than any policy lets it wait.
+      const double waited = now - 1e-9 * static_cast<double>(g.arrives_ns);
+      if (!held_by_nobody()) others_s_ = now;
+      if (waited > 10 && now - others_s_ > 10) {
+        throw std::logic_error("serving: a request does not enter though nothing else is there");
+      }
+      return -1;
+    }
+    g.place = guest::where::arriving;
+    ++arriving_;
+    for (std::int32_t l = 0; l < setting_.model.layers; ++l) {
+      // Its keys and values are written to HBM as they come.
+      machine_.for_each({1, 1}, {},
+                        static_cast<std::uint64_t>(
+                            std::llround(scale_of(setting_) * g.blocks * setting_.unit_bytes())),
+                        nothing{}, arrivals_);
+      offload(which, l, g.layers[static_cast<std::size_t>(l)].leaving);
+    }
+    return takes;
+  }
+  [[nodiscard]] bool held_by_nobody() const { return decoding_.empty() && arriving_ == 0; }
+
+  /// Somebody waits for memory: those who have more than the policy now grants give it up.
+  void make_room() {
+    for (const std::size_t which : decoding_) {
+      guest& g = guests_[which];
+      for (std::int32_t l = 0; l < setting_.model.layers; ++l) {
+        const std::int32_t more = g.give_up(l, admission_.offload_share(l));
+        if (more > 0) offload(which, l, more);
+      }
+    }
+  }
+
+  // What is stored.
+
+  void offload(std::size_t which, std::int32_t layer, std::int32_t units) {
+    for (; units > 0; units -= carrier::store_units) {
+      pieces_.push_back({which, layer, std::min(units, carrier::store_units)});
+      ++guests_[which].pieces;
+    }
+  }
+  void move() {
+    for (std::size_t i = 0; i < stores_.size();) {
+      if (flights_.board.poll(stores_[i].flight) == pulseinfer::flight_state::under_way) {
+        ++i;
+        continue;
+      }
+      const store_under_way ended = stores_[i];
+      flights_.board.retire(ended.flight);
+      carrier_.stored(ended.sequence);
+      stores_.erase(stores_.begin() + static_cast<std::ptrdiff_t>(i));
+      if (ended.what.guest == none) continue;
+      guest& g = guests_[ended.what.guest];
+      g.left(ended.what.layer, ended.what.units);
+      --g.pieces;
+      if (g.place == guest::where::decoding) decides_ns_ = 0;
+    }
+    while (!pieces_.empty() && stores_.size() < static_cast<std::size_t>(options_.stores)) {
+      const piece p = pieces_.front();
+      const double bytes = p.units * setting_.unit_bytes();
+      if (!admission_.may_store(std::llround(bytes))) break;
+      pieces_.pop_front();
+      carrier::outgoing out = carrier_.store(p.layer, p.units);
+      stored_bytes_ += bytes;
+      const pulseinfer::flight_id flight = flights_.board.add(std::move(out.ticket)).value();
+      stores_.push_back({p, flight, out.sequence});
+    }
+    if (arriving_ == 0) return;
+    for (std::size_t i = first_; i < guests_.size() && arriving_ > 0; ++i) {
+      guest& g = guests_[i];
+      if (g.place == guest::where::queued) break;
+      if (g.place != guest::where::arriving || g.pieces > 0) continue;
+      --arriving_;
+      begin(i);
+    }
+  }
+
+  // The machine.
+
+  void step(std::uint64_t until) {
+    const double n = static_cast<double>(decoding_.size());
+    ahead_at_once_ = work_.recall_bytes * n / recall_speed(setting_.machine.profile) >
+                     3 * (work_.weight_bytes + n * work_.request_bytes) /
+                         setting_.machine.profile.hbm_bytes_per_second;
+    const demand missing = [this](std::int32_t r, std::int32_t s, std::int32_t l) {
+      return lacks(r, s, l);
+    };
+    pulseinfer::schedule_decision d = scheduler_.next(machine_.now_ns(), flights_);
+    if (d.action == pulseinfer::schedule_action::idle) d.action = pulseinfer::schedule_action::wait;
+    if (d.action != pulseinfer::schedule_action::wait) return act(d, missing);
+    if (scheduler_.counts()[pulseinfer::layer_state::done] > 0 || gone_ == guests_.size()) return;
+    // Deferred requests and stores are asked about again at the next decision.
+    if (!queue_.empty() || !pieces_.empty()) until = std::min(until, decides_ns_);
+    until = std::min(until, d.until_ns);
+    if (flights_.board.size() > 0) return flights_.board.sync_change(until);
+    if (until <= machine_.now_ns() || until == pulseinfer::detail::no_deadline) return;
+    rest(until);
+  }
+  /// Nothing is under way: the clock goes on.
+  void rest(std::uint64_t until) {
+    const double ns = static_cast<double>(until - machine_.now_ns());
+    const double bytes =
+        1e-9 * ns * setting_.machine.profile.hbm_bytes_per_second * scale_of(setting_);
+    machine_.for_each({1, 1}, {}, static_cast<std::uint64_t>(std::llround(bytes)), nothing{},
+                      idle_);
+    machine_.sync(idle_);
+  }
+  /// In bytes of the machine that is meant.
+  [[nodiscard]] pulseinfer::link_snapshot real(pulseinfer::link_snapshot s) const {
+    const double scale = scale_of(setting_);
+    for (pulseinfer::link_load* load : {&s.recalls, &s.stores}) {
+      load->seconds_per_byte *= scale;
+      load->queued_bytes = std::llround(static_cast<double>(load->queued_bytes) / scale);
+    }
+    return s;
+  }
+
+  served result() {
+    served r;
+    r.requests = static_cast<std::int64_t>(gone_);
+    r.tokens = tokens_;
+    r.end_ns = machine_.now_ns();
+    const std::uint64_t first = guests_.empty() ? 0 : guests_.front().arrives_ns;
+    r.seconds = 1e-9 * static_cast<double>(r.end_ns - first);
+    const auto mean = [](const std::vector<double>& values) {
+      double sum = 0;
+      for (const double v : values) sum += v;
+      return values.empty() ? 0 : sum / static_cast<double>(values.size());
+    };
+    r.tpot_seconds = mean(token_seconds_);
+    r.p99_tpot_seconds = quantile(token_seconds_, 0.99);
+    r.stall_seconds = mean(token_stalls_);
+    r.p99_stall_seconds = quantile(token_stalls_, 0.99);
+    r.wait_seconds = mean(waits_);
+    r.p99_wait_seconds = quantile(waits_, 0.99);
+    r.streams = tokens_ > 0 ? streams_of_tokens_ / static_cast<double>(tokens_) : 0;
+    const pulseinfer::simulated_statistics did = machine_.statistics();
+    const auto all = static_cast<double>(machine_.now_ns());
+    r.recall_share = static_cast<double>(did.host_to_device.busy_ns) / all;
+    r.store_share = static_cast<double>(did.device_to_host.busy_ns) / all;
+    r.stored_bytes = stored_bytes_;
+    r.recalled_bytes = recalled_bytes_;
+    r.hbm_bytes = most_held_;
+    r.deferred = deferred_;
+    r.schedule = scheduler_.statistics();
+    return r;
+  }
+
+  serving_options options_;
+  Policy admission_;
+  backend::stream arrivals_;
+  backend::stream idle_;
+  pulseinfer::layer_activity activity_;
+  std::vector<double> active_, placement_, unsaved_;
+  double free_bytes_;  ///< of HBM, for requests
+
+  std::vector<guest> guests_;
+  std::size_t first_ = 0, gone_ = 0, arriving_ = 0;
+  std::deque<std::size_t> queue_;
+  std::vector<std::size_t> decoding_, of_row_;
+  std::deque<piece> pieces_;
+  std::vector<store_under_way> stores_;
+  std::uint64_t decides_ns_ = 0;
+  double others_s_ = 0;  ///< when others were last seen by one who waits
+
+  std::int64_t tokens_ = 0, deferred_ = 0;
+  double streams_of_tokens_ = 0, stored_bytes_ = 0, most_held_ = 0;
+  std::vector<double> waits_;
+};
+
+}  // namespace simulate
