@@ -104,9 +104,7 @@ inline void adaptive_moved_table(book& b) {
     row("fixed " + std::to_string(k), recommended, k);
   }
   for (const double worth : {1e-3, 5e-4}) {
-    choice how = recommended;
-    how.cut = cut_by::unit;
-    how.worth = worth;
+    const choice how = by_mass(pulseinfer::budget_rule::worth, worth);
     for (const std::int32_t cap : {256, 96}) {
       char name[64];
       std::snprintf(name, sizeof name, "unit %g, at most %d", worth, cap);
