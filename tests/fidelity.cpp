@@ -90,11 +90,11 @@ TEST_CASE("a plot has its points within its axes") {
   CHECK(near(fidelity::linear_ticks(0.69, 0.93), {0.7, 0.75, 0.8, 0.85, 0.9}));
   CHECK(near(fidelity::linear_ticks(-1, 9), {0, 2, 4, 6, 8}));
   CHECK(near(fidelity::linear_ticks(0, 4), {0, 1, 2, 3, 4}));
-  CHECK_THROWS_AS((void)fidelity::svg_plot("t", "x", "y", {}), std::invalid_argument);
-  CHECK_THROWS_AS((void)fidelity::svg_plot("t", "x", "y", {{"zero", {{0, 1}}}}),
+  CHECK_THROWS_AS((void)fidelity::svg_plot("t", "n", "x", "y", {}), std::invalid_argument);
+  CHECK_THROWS_AS((void)fidelity::svg_plot("t", "n", "x", "y", {{"zero", {{0, 1}}}}),
                   std::invalid_argument);
-  const std::string plot = fidelity::svg_plot("a < b & c", "x", "y",
-                                              {{"one", {{1, 0.5}, {10, 0.9}}}, {"two", {{3, 1}}}});
+  const std::string plot = fidelity::svg_plot(
+      "a < b & c", "note", "x", "y", {{"one", {{1, 0.5}, {10, 0.9}}, {"1/2"}}, {"two", {{3, 1}}}});
   CHECK(plot.starts_with("<svg "));
   CHECK(plot.ends_with("</svg>\n"));
   CHECK(plot.find("a &lt; b &amp; c") != std::string::npos);
@@ -104,9 +104,13 @@ TEST_CASE("a plot has its points within its axes") {
     ++circles;
     const double x = std::stod(plot.substr(plot.find("cx=\"", at) + 4));
     const double y = std::stod(plot.substr(plot.find("cy=\"", at) + 4));
-    CHECK((x >= 70 && x <= 620 && y >= 40 && y <= 420));
+    CHECK((x >= 70 && x <= 680 && y >= 56 && y <= 420));
   }
   CHECK(circles == 3);
+  CHECK(plot.find(">1/2</text>") != std::string::npos);
+  CHECK(plot.find(">0.50</text>") == std::string::npos);  // steps of a tenth have one digit
+  CHECK(plot.find(">0.5</text>") != std::string::npos);
+  CHECK(plot.find(">1.0</text>") != std::string::npos);
 }
 
 namespace {
