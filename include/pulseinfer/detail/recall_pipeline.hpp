@@ -17,9 +17,9 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
-/// Adds a copy to a list; with `merge`, one that goes on where the last one ends becomes part of it.
-inline void add_run(std::vector<copy_span>& runs, const copy_span& added, bool merge) {
-  if (merge && !runs.empty()) {
+/// Adds a copy to a list. One that goes on where the last one ends becomes part of it, if it may.
+inline void add_run(std::vector<copy_span>& runs, const copy_span& added, bool may_join) {
+  if (may_join && !runs.empty()) {
     copy_span& last = runs.back();
     if (static_cast<std::byte*>(last.destination) + last.bytes == added.destination &&
         static_cast<const std::byte*>(last.source) + last.bytes == added.source) {
@@ -249,12 +249,17 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     b.record(c.drained, scatter_);
   }
 
-  /// Copies strips, or runs of adjacent strips, without a kernel.
+  /// Copies strips, or runs of adjacent strips, without a kernel. A run stays within one tensor of
+  /// the engine and one pinned piece of the store, as addresses may go on where an allocation, or a
+  /// registration, ends.
   void copy_runs(job& j) {
     state& s = *j.owner;
     chunk& c = *j.at;
     const bool merge = s.report.way != transfer_way::per_block;
     const layer_planes& planes = this->pool_->layer(s.layer);
+    const std::byte* const payload = this->store_->payload();
+    const std::size_t piece = this->store_->piece_bytes();
+    const std::byte* tensor = nullptr;  // of the last run
     auto& b = this->backend_;
     std::lock_guard lock(this->enqueue_mutex_);
     runs_.clear();
@@ -264,7 +269,11 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       each_strip(
           this->pool_->layout(), index_of(unit.page),
           [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
-            add_run(runs_, {planes.plane[p] + in_pool, unit.source + in_unit, bytes}, merge);
+            std::byte* const to = planes.plane[p];
+            const std::byte* const from = unit.source + in_unit;
+            const bool begins_piece = static_cast<std::size_t>(from - payload) % piece == 0;
+            add_run(runs_, {to + in_pool, from, bytes}, merge && to == tensor && !begins_piece);
+            tensor = to;
           });
     }
     this->wait_for_engine_with_copies(s);
