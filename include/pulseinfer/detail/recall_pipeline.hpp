@@ -5,10 +5,13 @@
 /// that are under way. The other ways read the store's memory themselves.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <vector>
 
@@ -56,6 +59,14 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
  private:
   static constexpr stream_priority urgency = stream_priority::high;  // an engine waits for it
   static constexpr copy_direction direction = copy_direction::host_to_device;
+
+  /// Of a step it is not known at the call how many units it lacks: as many, it is taken, as the
+  /// step before. Before the first one, all that it chose.
+  [[nodiscard]] std::size_t asked(const state& s) const noexcept {
+    if (s.step == nullptr) return s.targets.size();
+    return std::min(as_size(std::int64_t{s.step->rows()} * s.step->k),
+                    last_misses_.load(std::memory_order_relaxed));
+  }
 
   void begin(state& s) {
     s.report.started_ns = this->backend_.now_ns();
@@ -113,6 +124,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
                            .mirrored = &misses[i].status});
       }
     }
+    last_misses_.store(s.units.size(), std::memory_order_relaxed);
   }
 
   /// Looks the units up, runs of a row at once.
@@ -194,7 +206,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     state& s = *j.owner;
     s.outstanding.fetch_add(1, std::memory_order_relaxed);
     try {
-      this->template run<&recall_pipeline::let_go>(j, j.at->copied, 0);
+      this->template run<&recall_pipeline::let_go>(j, j.at->copied);
     } catch (...) {
       s.outstanding.fetch_sub(1, std::memory_order_relaxed);
       this->staging_.release(*j.at);
@@ -345,6 +357,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   store_hint stores_;    ///< of gathers into the staging
   std::int64_t strips_;  ///< of a unit in the pool
   transfer_way way_;
+  std::atomic<std::size_t> last_misses_{std::numeric_limits<std::size_t>::max()};  ///< of a step
   std::vector<copy_span> runs_;  ///< of one chunk, under the enqueue mutex
 };
 
