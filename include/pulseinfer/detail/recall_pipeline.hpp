@@ -127,20 +127,29 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     last_misses_.store(s.units.size(), std::memory_order_relaxed);
   }
 
-  /// Looks the units up, runs of a row at once.
+  /// Looks the units up, runs of a row at once, while the memory of the next run is on its way.
   static void find_sources(state& s) {
-    logical_block blocks[most_units_at_once];
+    logical_block runs[2][most_units_at_once];
     const std::byte* found[most_units_at_once];
-    for (std::size_t first = 0; first < s.units.size();) {
-      const std::int32_t row = s.units[first].row;
+    const auto lease_at = [&](std::size_t i) -> auto& {
+      return s.leases[static_cast<std::size_t>(s.units[i].row)];
+    };
+    const auto take_run = [&](std::size_t first, logical_block* to) {
       std::size_t count = 0;
       for (; count < most_units_at_once && first + count < s.units.size(); ++count) {
-        if (s.units[first + count].row != row) break;
-        blocks[count] = s.units[first + count].block;
+        if (s.units[first + count].row != s.units[first].row) break;
+        to[count] = s.units[first + count].block;
       }
-      s.leases[static_cast<std::size_t>(row)].find({blocks, count}, found);
+      if (count > 0) lease_at(first).prefetch({to, count});
+      return count;
+    };
+    std::size_t count = take_run(0, runs[0]);
+    for (std::size_t first = 0, run = 0; count > 0; ++run) {
+      const std::size_t next = take_run(first + count, runs[(run + 1) % 2]);
+      lease_at(first).find({runs[run % 2], count}, found);
       for (std::size_t i = 0; i < count; ++i) s.units[first + i].source = found[i];
       first += count;
+      count = next;
     }
   }
 
