@@ -91,8 +91,9 @@ class block_store {
   [[nodiscard]] std::int64_t capacity_units() const noexcept { return blocks().catalog().slots(); }
   /// Where the units' bytes begin: pinned memory, [capacity_units, unit_bytes].
   [[nodiscard]] const std::byte* payload() const noexcept { return blocks().payload(); }
-  /// The same, as kernels see it.
-  /// @throws what the backend does where the device cannot reach all of it, or not yet
+  /// How much of it is pinned in one piece: no copy may go on from one piece into the next.
+  [[nodiscard]] std::size_t piece_bytes() const noexcept { return memory_.piece_bytes(); }
+  /// The payload as kernels see it. @throws what the backend does if not all of it is reached (yet)
   [[nodiscard]] const std::byte* device_payload() const { return memory_.device_payload(); }
   /// Memory beside the payload: table, books, names, tags. The policy's own is not in
   /// it, nor the filter's.
