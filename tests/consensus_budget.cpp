@@ -122,6 +122,28 @@ void sharpen(scene& s, std::size_t rows, std::int32_t heads, float by) {
   }
 }
 
+/// How many blocks are chosen as in README, as layer 0 and as a later one.
+template <class Backend>
+std::vector<std::size_t> chosen_of_layers(Backend machine, scene& s) {
+  using namespace pulseinfer;
+  const batch_view batch = s.batch();
+  const query_view queries = s.queries();
+  auto& digests = s.digests();
+  auto& stream = s.stream();
+  std::vector<std::size_t> found;
+  for (const int layer : {0, 2}) {
+    consensus_selector<Backend> chooser(machine, digests,
+                                        {.query_heads = 8,
+                                         .budget = selection_budget::of_worth(0.0005, 4, 256),
+                                         .normalisation = score_normalisation::context});
+    const auto most = selection_budget::of_mass(0.98, 4, 256);
+    const auto chosen = layer < 2 ? chooser.select(0, batch, queries, most, stream)
+                                  : chooser.select(0, batch, queries, stream);
+    found.push_back(s.download(chosen)[0].size());
+  }
+  return found;
+}
+
 constexpr consensus_options options{.query_heads = 4,
                                     .budget_blocks = 24,
                                     .sink_blocks = 2,
@@ -252,6 +274,20 @@ TEST_CASE("budget: who tells none gets a sixteenth of each row, 16 blocks at lea
     CHECK(found[2].size() == 6);  // all that are not always in
     const brute_force reference(s, 3, selector.options());
     CHECK((found == reference.choose(pulseinfer::default_budget)));
+  });
+}
+
+TEST_CASE("budget: a layer's own, as README has it") {
+  each([](backend machine) {
+    scene s(machine, {.query_heads = 8, .kv_heads = 2, .tokens = {300 * block_tokens}});
+    s.randomise(28);
+    sharpen(s, 1, 8, 8.0f);
+    s.upload();
+    // Layer 0 gets the share, of which the budget of the others would leave out some.
+    const std::vector<std::size_t> found = chosen_of_layers(machine, s);
+    REQUIRE(found.size() == 2);
+    CHECK(found[0] != found[1]);
+    for (const std::size_t blocks : found) CHECK((blocks > 4 && blocks < 256));
   });
 }
 

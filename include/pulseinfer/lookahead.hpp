@@ -4,13 +4,18 @@
 /// at the layer's own.
 ///
 /// A layer's recall depends on that layer's query, so nothing hides it unless something is known in
-/// advance. Two things can be. Neighbouring layers choose much the same: an `anchor_plan` says which
-/// layers choose anew and which take over an anchor's list (Kascade); then the misses of the latter
-/// are known at the anchor. And a layer's query can be guessed from the hidden state of the layer
-/// before (InfiniGen), its list with it. A list that is taken over for good is resolved as ever,
-/// only earlier. One that is a guess goes through `lookahead`: it is recalled ahead, the layer's true
-/// choice corrects it, and what was brought in vain is counted.
-/// @see Deshmukh et al., Kascade, 2025; Lee et al., InfiniGen, OSDI 2024
+/// advance. Two things can be. Where neighbouring layers choose alike, an `anchor_plan` says which
+/// layers choose anew and which take over an anchor's list (Kascade, whose anchors are those that a
+/// development set shows, and whose lists are each head's; in vLLM followers repeat a leader's plan);
+/// then the misses of the latter are known at the anchor. And a layer's query can be guessed from the
+/// hidden state of the layer before (InfiniGen), its list with it. docs/fidelity.md says how much of
+/// a small model's lists each has found.
+///
+/// A list that is taken over for good is resolved as ever, only earlier. One that is a guess goes
+/// through `lookahead`: it is recalled ahead, the layer's true choice corrects it, and what was
+/// brought in vain is counted.
+/// @see Deshmukh, Goyal, Kwatra and Ramjee, "Kascade: A Practical Sparse Attention Method for
+///      Long-Context LLM Inference", arXiv:2512.16391; Lee et al., InfiniGen, OSDI 2024
 #pragma once
 
 #include <cstddef>
