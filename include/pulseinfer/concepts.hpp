@@ -206,8 +206,8 @@ concept has_host_tasks = requires(B b, std::span<const typename B::event* const>
 /// `for_each_row(rows, limits, bytes, op, stream)`: op(row, group) for each row.
 /// `top_k(shape, keys, selected, counts, workspace, stream)`: selected[r * k + i] are the indices
 /// of the k largest keys of row r, ascending, padded with -1; counts[r] how many (both device
-/// memory; counts may be null). The workspace is device memory of at least
-/// `top_k_workspace_bytes(shape)` bytes, aligned as allocate_device aligns.
+/// memory; counts may be null): all where there are fewer than k, 0 where k is 0. The workspace is
+/// device memory of at least `top_k_workspace_bytes(shape)` bytes, aligned as allocate_device aligns.
 template <class B>
 concept has_kernels = requires(B b, typename B::stream_ref r, launch_shape shape,
                                launch_limits limits, std::uint64_t bytes, top_k_shape top,
