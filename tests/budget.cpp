@@ -219,6 +219,19 @@ TEST_CASE("budget: shares are rounded up, at any size") {
   CHECK(share_of(0, fixed_share(1.0)) == 0);
 }
 
+TEST_CASE("budget: a decimal share of a number that it divides is no block more") {
+  // Of 0.1 and the like there are no binary digits to the end.
+  int wrong = 0;
+  for (std::int64_t percent = 1; percent <= 100; ++percent) {
+    const std::uint64_t share =
+        pulseinfer::detail::fixed_share(static_cast<double>(percent) / 100.0);
+    for (std::int64_t blocks = 0; blocks <= 8'192; blocks += 1 + blocks / 40) {
+      wrong += pulseinfer::detail::share_of(blocks, share) != (blocks * percent + 99) / 100;
+    }
+  }
+  CHECK(wrong == 0);
+}
+
 TEST_CASE("budget: one that cannot be kept is refused, with its limits") {
   const auto refused = [](const selection_budget& budget, const char* says) {
     try {

@@ -101,9 +101,10 @@ struct mass_view {
 
 namespace detail {
 
-/// The share in steps of 2^-32, at least one.
+/// The share in steps of 2^-32, rounded down, at least one. (Rounded up, a tenth of ten blocks would
+/// be two: 0.1 has no end in binary digits.)
 [[nodiscard]] inline std::uint64_t fixed_share(double share) {
-  const double steps = std::round(std::ldexp(share, 32));
+  const double steps = std::floor(std::ldexp(share, 32));
   return steps < 1 ? 1 : static_cast<std::uint64_t>(steps);
 }
 

@@ -64,7 +64,9 @@ class consensus_selector {
   ///
   /// Blocks of row r that may be chosen are those from `sink_blocks` up to its full blocks less
   /// `window_blocks`; their digests have been built by work that `stream` is ordered after. One that
-  /// never was, or that is not reserved, ranks last.
+  /// never was, or that is not reserved, ranks last, as does one whose score is NaN: it is chosen
+  /// only when nothing else is left. A row that has fewer than are wanted gets all of them, one that
+  /// has none an empty list.
   ///
   /// @param layer    in [0, layers of the digests)
   /// @param batch    its device arrays are valid until the stream has got past this call

@@ -18,8 +18,8 @@
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// What was chosen, in device memory: ids [lists, k] of blocks, ascending, unique, padded with -1,
-/// and how many. List r * head_groups + g is group g of row r. Valid until the selector's next
-/// `select`.
+/// and how many, from none to k. List r * head_groups + g is group g of row r. Valid until the
+/// selector's next `select`.
 struct selection {
   const std::int32_t* ids = nullptr;
   const std::int32_t* counts = nullptr;
