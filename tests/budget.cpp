@@ -85,7 +85,7 @@ ints brute_force_trim(const lists& of, std::size_t list, double share, std::int3
 }
 
 /// The other rule in words: every block that has so much alone; of the others the best, up to the
-/// floor.
+/// floor. Where none has anything, all.
 ints brute_force_worth(const lists& of, std::size_t list, double share, std::int32_t floor) {
   const std::int64_t total =
       of.totals.empty() ? std::int64_t{1} << 40 : steps_of(of.totals[list], 22);
@@ -94,11 +94,14 @@ ints brute_force_worth(const lists& of, std::size_t list, double share, std::int
              std::ceil(static_cast<long double>(total) * static_cast<long double>(share))));
   const auto first = of.ids.begin() + static_cast<std::ptrdiff_t>(list) * of.cap;
   ints kept, others;
+  bool is_known = false;
   for (auto id = first; id != first + of.counts[list]; ++id) {
     const float mass =
         of.masses[list * static_cast<std::size_t>(of.stride) + static_cast<std::size_t>(*id)];
     (steps_of(mass, 8) >= wanted ? kept : others).push_back(*id);
+    is_known = is_known || mass > 0;
   }
+  if (!is_known) return others;
   std::stable_sort(others.begin(), others.end(), [&](std::int32_t a, std::int32_t b) {
     const auto mass = [&](std::int32_t id) {
       const float m =
@@ -424,8 +427,23 @@ TEST_CASE("budget: a block is kept while it has what one must, however much that
   CHECK((kept_of(1.0, 3, nullptr) == ints{0, 3, 6}));
   CHECK((kept_of(1.0, 5, nullptr) == ints{0, 1, 2, 3, 6}));
   CHECK((kept_of(1.0, 6, nullptr) == ints{0, 1, 2, 3, 4, 6}));  // NaN is no mass, nor is 0
-  CHECK((kept_of(1e-12, 0, nullptr) == ints{0, 1, 2, 3, 6}));
+  CHECK((kept_of(1e-9, 0, nullptr) == ints{0, 1, 2, 3, 6}));
   CHECK((kept_of(0.5, 0, &none) == ints{0, 1, 2, 3, 6}));
+  // Of masses that are all nothing, nothing is known.
+  const floats nothing = {0.0f, -1.0f, not_a_number};
+  ints kept(3, -77), kept_counts(1, -77);
+  const ints counts = {3};
+  pulseinfer::trim_to_mass{{nothing.data(), 3, nullptr, nullptr},
+                           1,
+                           0,
+                           3,
+                           ids.data(),
+                           counts.data(),
+                           kept.data(),
+                           kept_counts.data(),
+                           true}(0, pulseinfer::detail::single_lane{});
+  CHECK((kept == ints{0, 1, 2}));
+  CHECK(kept_counts[0] == 3);
   CHECK(kept_of(1.0, 0, &inf).empty());  // what a block has ends at 256
   CHECK(kept_of(1.0, 9, &inf).size() == 7);
 }

@@ -230,7 +230,10 @@ std::vector<selection_budget> drawn_budgets(random_source& draw, const consensus
   std::vector<selection_budget> all = {
       selection_budget::fixed(cap), selection_budget::fixed(o.budget_blocks),
       selection_budget::of_context(one_of(draw, {share, 0.1, 0.3, 0.7}), floor, cap)};
-  if (o.is_normalised()) all.push_back(selection_budget::of_mass(share, floor, cap));
+  if (o.is_normalised()) {
+    all.push_back(selection_budget::of_mass(share, floor, cap));
+    all.push_back(selection_budget::of_worth(one_of(draw, {share, 0x1p-5, 0x1p-7}), floor, cap));
+  }
   return all;
 }
 

@@ -162,7 +162,7 @@ static_assert(std::is_trivially_copyable_v<limit_to_context>);
 /// always in, reach a share of the total; of equal masses those of lower id. Or, `by_worth`, those
 /// that each have at least this share, whatever is always in. At least `floor` are kept, as far as
 /// there are; all, where all together do not reach the share. The others are taken out: the kept
-/// ones are ascending, padded with -1.
+/// ones are ascending, padded with -1. Of a list that has no mass at all nothing is known: it is kept.
 struct trim_to_mass {
   mass_view mass;
   std::uint64_t share;  ///< in steps of 2^-32
@@ -240,7 +240,8 @@ struct trim_to_mass {
     return {level, ties, add(list, count, level + 1, false, group) + ties};
   }
 
-  /// The blocks that have `wanted` each, and a step of mass at least.
+  /// The blocks that have `wanted` each, and a step of mass at least; all where none has any mass, for
+  /// then nothing is known of them.
   template <class Group>
   PULSEINFER_HD cut cut_below(std::int64_t list, std::int64_t count, std::int64_t wanted,
                               Group group) const {
@@ -250,7 +251,9 @@ struct trim_to_mass {
       const std::uint32_t higher = level | (1u << bit);
       if (detail::fixed_mass(higher) < wanted) level = higher;
     }
-    return {level, 0, add(list, count, level + 1, false, group)};
+    const std::int64_t found = add(list, count, level + 1, false, group);
+    if (found == 0 && add(list, count, 1, false, group) == 0) return {0, count, count};
+    return {level, 0, found};
   }
 
   /// In turns: what a turn writes lies before what the next ones read.

@@ -85,8 +85,7 @@ class consensus_selector {
   /// By mass, and scores normalised over the context: sinks and window count towards the share, and
   /// where they reach it nothing is chosen but the floor. Normalised over the candidates it is a
   /// share of what these have. A row that nothing is known of (all NaN) gets its cap. By worth a
-  /// block has its share of the same whole, sinks and window change nothing, and such a row gets its
-  /// floor.
+  /// block has its share of the same whole; sinks and window change nothing.
   ///
   /// @param layer    as above
   /// @param batch    as above

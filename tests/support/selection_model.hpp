@@ -206,6 +206,7 @@ class selection_model {
                     [&](std::int32_t id) { return of_block[static_cast<std::size_t>(id)] == 0; });
     }
     if (budget.rule == budget_rule::mass) trim(ids, group, budget);
+    if (budget.rule == budget_rule::worth) keep_worth(ids, group, budget);
     std::sort(ids.begin(), ids.end());
     return ids;
   }
@@ -340,6 +341,20 @@ class selection_model {
     std::size_t kept = 0;
     while (kept < ids.size() && (sum < wanted || kept < static_cast<std::size_t>(budget.floor))) {
       sum += steps_of(mass(group, ids[kept++]));
+    }
+    ids.resize(kept);
+  }
+  /// Leaves those that have the budget's share each; all where none has anything.
+  void keep_worth(std::vector<std::int32_t>& ids, std::int32_t group,
+                  const pulseinfer::selection_budget& budget) const {
+    const auto wanted = static_cast<std::int64_t>(std::ceil(std::ldexp(budget.share, 40)));
+    std::sort(ids.begin(), ids.end());
+    sort(ids, [&](std::int32_t id) { return mass(group, id); });
+    if (ids.empty() || mass(group, ids[0]) == 0) return;
+    std::size_t kept = 0;
+    while (kept < ids.size() && (steps_of(mass(group, ids[kept])) >= wanted ||
+                                 kept < static_cast<std::size_t>(budget.floor))) {
+      ++kept;
     }
     ids.resize(kept);
   }
