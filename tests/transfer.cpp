@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "pulseinfer/link_monitor.hpp"
 #include "support/allocations.hpp"
 #include "support/failing_backend.hpp"
 #include "support/offload_rig.hpp"
@@ -684,7 +685,8 @@ TEST_CASE("transfer: in steady state nothing is allocated") {
   // in every round or in none.
   if (std::string_view(test::backend_name) != "host") return;
   each([](backend machine) {
-    rig r(machine);
+    pulseinfer::link_monitor monitor;
+    rig r(machine, {.monitor = &monitor});
     const auto id = r.stored(1, blocks(40));
     r.lend(0, 0, 6);
     const std::vector<pulseinfer::selection> choices = {r.choice({{0, 1, 2, 3}})};

@@ -2,6 +2,7 @@
 /// @file
 /// The library's store and transfer engine on a simulated machine, small: a block's 16 tokens stand
 /// as one, and every speed of the machine is a sixteenth, so that all times are as they would be.
+/// Where many bytes move, channels stand for several, too (`setting::shrink`).
 #pragma once
 
 #include <algorithm>
@@ -22,9 +23,13 @@
 namespace simulate {
 
 /// Bytes of the simulated machine for one real one.
-inline constexpr double scale = 1.0 / block_tokens;
+inline double scale_of(const setting& s) {
+  return 1.0 / (block_tokens * s.shrink);
+}
 
-inline pulseinfer::hardware_profile scaled(pulseinfer::hardware_profile p) {
+inline pulseinfer::hardware_profile scaled(const setting& s) {
+  pulseinfer::hardware_profile p = s.machine.profile;
+  const double scale = scale_of(s);
   p.dram_bytes_per_second *= scale;
   p.link_bytes_per_second *= scale;
   p.hbm_bytes_per_second *= scale;
@@ -49,8 +54,9 @@ class carrier {
   carrier(backend b, const setting& s, const carriage& how, pulseinfer::link_monitor* monitor)
       : geometry_{.layers = s.model.layers,
                   .kv_heads = std::max(1, s.model.kv_heads / s.ranks / how.pieces),
-                  .head_dim = s.model.head_dim,
+                  .head_dim = s.model.head_dim / s.shrink,
                   .block_tokens = 1},
+        scale_(scale_of(s)),
         pieces_(how.pieces),
         blocks_(static_cast<std::int32_t>(s.chosen()) * how.pieces),
         rows_(s.streams),
@@ -110,7 +116,7 @@ class carrier {
                                                      pulseinfer::link_monitor* monitor) const {
     const std::int64_t all = std::int64_t{rows_} * blocks_ * geometry_.unit_bytes();
     const auto scaled_bytes = [this](double real) {
-      return std::max(static_cast<std::int64_t>(real * scale), geometry_.unit_bytes());
+      return std::max(static_cast<std::int64_t>(real * scale_), geometry_.unit_bytes());
     };
     pulseinfer::transfer_options o;
     o.chunk_bytes = how.serial ? std::max(all, geometry_.unit_bytes()) : scaled_bytes(4 << 20);
@@ -129,6 +135,7 @@ class carrier {
   static constexpr std::int32_t step_ = 37;  ///< neighbours in a list do not lie side by side
 
   pulseinfer::kv_geometry geometry_;
+  double scale_;
   std::int32_t pieces_;
   std::int32_t blocks_;
   std::int32_t rows_;
@@ -149,7 +156,7 @@ inline double recall_start_seconds(const setting& s, const carriage& how) {
   setting one = s;
   one.streams = 1;
   one.model.layers = 1;
-  carrier::backend b(pulseinfer::timed{scaled(s.machine.profile)});
+  carrier::backend b(pulseinfer::timed{scaled(s)});
   carrier c(b, one, how, nullptr);
   const std::uint64_t begin = b.now_ns();
   c.recall(0, {1}).sync();

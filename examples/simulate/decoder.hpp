@@ -48,17 +48,20 @@ struct decoded {
   std::vector<double> token_stalls;   ///< likewise
 };
 
-class decoder {
+/// A machine with streams that decode on it, layer by layer; who comes and goes is others' business.
+class engine {
  public:
   using backend = pulseinfer::simulated_backend;
   /// `lacks(request, step, layer)`
   using demand = std::function<lack(std::int32_t, std::int32_t, std::int32_t)>;
 
-  decoder(const setting& s, const policy& how, pulseinfer::trace* trace = nullptr)
+  /// Of at most `s.streams` streams at a time.
+  engine(const setting& s, const policy& how, double window_seconds,
+         pulseinfer::trace* trace = nullptr)
       : setting_(s),
-        machine_(pulseinfer::timed{scaled(s.machine.profile)}),
+        machine_(pulseinfer::timed{scaled(s)}),
         work_(s.work()),
-        monitor_({.window_s = 0.0005}),
+        monitor_({.window_s = window_seconds}),
         carrier_(machine_, s, how.moves, &monitor_),
         scheduler_({.max_requests = s.streams,
                     .layers = s.model.layers,
@@ -67,29 +70,17 @@ class decoder {
                     .work = work_,
                     .speeds = speeds_of(s, how.moves)}),
         flights_(machine_, 8 * s.streams + 16, trace),
-        compute_(machine_.make_stream(pulseinfer::stream_priority::normal)) {}
-
-  /// All streams decode `steps` tokens, at least 2.
-  decoded run(std::int32_t steps, const demand& lacks) {
-    streams_.assign(static_cast<std::size_t>(setting_.streams), {});
+        compute_(machine_.make_stream(pulseinfer::stream_priority::normal)),
+        streams_(static_cast<std::size_t>(s.streams)) {
     flights_.landed = [this](pulseinfer::request_id r, std::uint64_t ns) { at(r).ready_ns = ns; };
-    for (std::int32_t i = 0; i < setting_.streams; ++i) {
-      const pulseinfer::request_id id = scheduler_.add().value();
-      at(id).id = id;
-    }
-    std::int32_t left = setting_.streams;
-    while (left > 0) {
-      left -= end_steps(steps);
-      if (left > 0) act(scheduler_.next(machine_.now_ns(), flights_), lacks);
-    }
-    return result(steps);
   }
 
   [[nodiscard]] const pulseinfer::link_monitor& monitor() const { return monitor_; }
 
- private:
+ protected:
   struct stream {
     pulseinfer::request_id id;
+    double bytes = 0;  ///< that a layer reads of it
     std::int32_t step = 0;
     std::uint64_t chosen_ns = 0, ready_ns = 0, began_ns = 0, first_ns = 0, last_ns = 0;
     double stall_seconds = 0;
@@ -162,30 +153,26 @@ class decoder {
             .recall_busy_seconds = busy};
   }
 
-  std::int32_t end_steps(std::int32_t steps) {
-    if (scheduler_.counts()[pulseinfer::layer_state::done] == 0) return 0;
-    std::int32_t ended = 0;
-    const std::uint64_t now = machine_.now_ns();
-    for (stream& s : streams_) {
-      if (s.step >= steps || scheduler_.state_of(s.id) != pulseinfer::layer_state::done) continue;
-      if (++s.step == 1) {
-        s.first_ns = now;
-      } else {
-        token_seconds_.push_back(1e-9 * static_cast<double>(now - s.last_ns));
-        token_stalls_.push_back(s.stall_seconds);
-      }
-      s.last_ns = now;
-      s.stall_seconds = 0;
-      if (s.step < steps) {
-        scheduler_.restart(s.id);
-      } else {
-        (void)scheduler_.cancel(s.id);
-        ++ended;
-      }
-    }
-    return ended;
+  /// A stream that has nothing yet, and will decode.
+  stream& open(double bytes) {
+    const pulseinfer::request_id id = scheduler_.add({.bytes = bytes}).value();
+    stream& s = at(id) = {};
+    s.id = id;
+    s.bytes = bytes;
+    return s;
   }
-
+  /// Notes a token of a stream that has run all its layers.
+  void end_step(stream& s) {
+    const std::uint64_t now = machine_.now_ns();
+    if (++s.step == 1) {
+      s.first_ns = now;
+    } else {
+      token_seconds_.push_back(1e-9 * static_cast<double>(now - s.last_ns));
+      token_stalls_.push_back(s.stall_seconds);
+    }
+    s.last_ns = now;
+    s.stall_seconds = 0;
+  }
   void act(const pulseinfer::schedule_decision& d, const demand& lacks) {
     switch (d.action) {
       case pulseinfer::schedule_action::select:
@@ -203,14 +190,15 @@ class decoder {
     }
   }
   void compute(const pulseinfer::schedule_decision& d) {
-    const auto n = static_cast<double>(d.requests.size());
+    double read = work_.weight_bytes;
     for (const pulseinfer::request_id r : d.requests) {
       stream& s = at(r);
+      read += s.bytes;
       if (s.ready_ns > s.chosen_ns) {
         s.stall_seconds += 1e-9 * static_cast<double>(s.ready_ns - s.chosen_ns);
       }
     }
-    const double bytes = scale * (work_.weight_bytes + n * work_.request_bytes) / kernels_of_layer;
+    const double bytes = scale_of(setting_) * read / kernels_of_layer;
     for (std::int32_t k = 0; k < kernels_of_layer; ++k) {
       machine_.for_each({1, 1}, {}, static_cast<std::uint64_t>(std::llround(bytes)), nothing{},
                         compute_);
@@ -270,6 +258,58 @@ class decoder {
                          {.bytes = bytes, .layers_ahead = layers_ahead});
   }
 
+  setting setting_;
+  backend machine_;
+  pulseinfer::layer_work work_;
+  pulseinfer::link_monitor monitor_;
+  carrier carrier_;
+  pulseinfer::layer_scheduler scheduler_;
+  flights flights_;
+  backend::stream compute_;
+  bool ahead_at_once_ = work_.recall_bytes / recall_speed(setting_.machine.profile) *
+                            setting_.streams >
+                        3 * (work_.weight_bytes + setting_.streams * work_.request_bytes) /
+                            setting_.machine.profile.hbm_bytes_per_second;
+  std::vector<stream> streams_;
+  std::vector<double> token_seconds_, token_stalls_;
+  double recalled_bytes_ = 0;
+  std::vector<std::pair<double, double>> link_use_;
+};
+
+/// All streams of a setting, token after token.
+class decoder : public engine {
+ public:
+  decoder(const setting& s, const policy& how, pulseinfer::trace* trace = nullptr)
+      : engine(s, how, 0.0005, trace) {}
+
+  /// All streams decode `steps` tokens, at least 2.
+  decoded run(std::int32_t steps, const demand& lacks) {
+    for (std::int32_t i = 0; i < setting_.streams; ++i) (void)open(work_.request_bytes);
+    std::int32_t left = setting_.streams;
+    while (left > 0) {
+      left -= end_steps(steps);
+      if (left > 0) act(scheduler_.next(machine_.now_ns(), flights_), lacks);
+    }
+    return result(steps);
+  }
+
+ private:
+  std::int32_t end_steps(std::int32_t steps) {
+    if (scheduler_.counts()[pulseinfer::layer_state::done] == 0) return 0;
+    std::int32_t ended = 0;
+    for (stream& s : streams_) {
+      if (s.step >= steps || scheduler_.state_of(s.id) != pulseinfer::layer_state::done) continue;
+      end_step(s);
+      if (s.step < steps) {
+        scheduler_.restart(s.id);
+      } else {
+        (void)scheduler_.cancel(s.id);
+        ++ended;
+      }
+    }
+    return ended;
+  }
+
   decoded result(std::int32_t steps) {
     decoded r;
     for (const stream& s : streams_) {
@@ -293,23 +333,6 @@ class decoder {
     r.token_stalls = token_stalls_;
     return r;
   }
-
-  setting setting_;
-  backend machine_;
-  pulseinfer::layer_work work_;
-  pulseinfer::link_monitor monitor_;
-  carrier carrier_;
-  pulseinfer::layer_scheduler scheduler_;
-  flights flights_;
-  backend::stream compute_;
-  bool ahead_at_once_ = work_.recall_bytes / recall_speed(setting_.machine.profile) *
-                            setting_.streams >
-                        3 * (work_.weight_bytes + setting_.streams * work_.request_bytes) /
-                            setting_.machine.profile.hbm_bytes_per_second;
-  std::vector<stream> streams_;
-  std::vector<double> token_seconds_, token_stalls_;
-  double recalled_bytes_ = 0;
-  std::vector<std::pair<double, double>> link_use_;
 };
 
 /// Misses as the setting says, spread evenly: over requests, layers and steps in turn.

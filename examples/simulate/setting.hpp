@@ -34,6 +34,7 @@ struct setting {
   double digest_channel_bytes = 2;  ///< of each block and channel: a mean in FP16
   std::int32_t anchor_every = 1;    ///< layers that share one choice; only the first scores
   locality kv;
+  std::int32_t shrink = 1;  ///< channels that stand as one, see carrier.hpp; divides head_dim
 
   [[nodiscard]] double blocks() const { return std::ceil(context / block_tokens); }
   [[nodiscard]] bool is_dense() const { return budget == 0; }

@@ -277,7 +277,8 @@ struct probe_predicate {
 /// All calls come from one thread at a time and allocate nothing. They cost O(1) on average over
 /// many calls, `victim` also a few steps for each group that is refused. A call that throws
 /// (`std::out_of_range` on an index that is no group, `std::logic_error` on one that is in, or not)
-/// has changed nothing. What a policy answers depends on the calls before alone.
+/// has changed nothing; a store gives up a block of which `insert` throws, for there is nobody who
+/// could be told. What a policy answers depends on the calls before alone.
 template <class P>
 concept eviction_policy = std::movable<P> && std::constructible_from<P, std::int32_t> &&
     requires(P policy, const P& view, std::int32_t group, const eviction_entry& entry,
