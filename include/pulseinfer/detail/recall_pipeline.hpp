@@ -350,10 +350,14 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       if (unit.mirrored != nullptr) *unit.mirrored = unit.status;
       all_moved = all_moved && unit.status == unit_status::moved;
     }
-    // A step with units that did not come stays the engine's to discard.
+    // A step with units that did not come stays the engine's to discard. (The record of one that has
+    // ended is another's at once.)
     if (s.step != nullptr) {
-      s.step->recalling.store(false, std::memory_order_release);
-      if (all_moved && !s.error) s.step->busy.store(false, std::memory_order_release);
+      if (all_moved && !s.error) {
+        s.step->busy.store(false, std::memory_order_release);
+      } else {
+        s.step->recall.store(recall_state::short_of, std::memory_order_release);
+      }
     }
     this->finish(s);
   }
