@@ -512,3 +512,40 @@ TEST_CASE("fault 46: an engine that cannot be had leaves nothing behind, and can
     CHECK(rig::at_rest(store.counts()));
   });
 }
+
+TEST_CASE(
+    "fault 46: who gets the chunk of a failed transfer comes behind what was enqueued for it") {
+  // The scatter of the first transfer is enqueued and waits for the engine when the call behind it
+  // fails. It reads the chunk, pages and all: a second transfer's, if that filled it by then.
+  each([](backend machine) {
+    rig r(machine, {.chunk_units = 1});
+    const auto id = r.stored(1, blocks(6));
+    auto other = machine.make_stream(pulseinfer::stream_priority::normal);
+    constexpr auto size = static_cast<std::size_t>(rig::geometry.unit_bytes());
+    rig::targets units;
+    for (std::int32_t b = 1; b < 6; ++b) {
+      units.push_back({0, b, 20 + b});
+      r.pages.put(0, 20 + b, stamp(9, 0, b));
+    }
+    r.pages.upload(r.stream);
+    for (std::int32_t b = 1; b < 6; ++b) r.pages.put(0, 20 + b, test::unit_bytes(size));
+    {
+      test::hold<test::backend> readers(machine, other);
+      for (std::int32_t b = 1; b < 6; ++b) r.pages.read_page(0, 20 + b, other);
+      test::hold<test::backend> writers(machine, r.stream);
+      machine.arm_throw(job::record, 3);  // the call, the DMA, the scatter
+      auto failing = r.recall(0, id, {{0, 0, 10}}).value();
+      machine.sync_until([&] { return machine.has_struck(); });
+      auto next = r.mover.recall_units(0, {&id, 1}, units, other).value();
+      writers.release();
+      CHECK_THROWS_AS(failing.sync(), device_error);
+      readers.release();
+      next.sync();
+      CHECK(next.report().moved == 5);
+    }
+    machine.sync(other);
+    for (std::int32_t b = 1; b < 6; ++b) CHECK((r.pages.get(0, 20 + b) == stamp(9, 0, b)));
+    r.pages.download(r.stream);
+    for (std::int32_t b = 1; b < 6; ++b) CHECK((r.pages.get(0, 20 + b) == stamp(1, 0, b)));
+  });
+}
