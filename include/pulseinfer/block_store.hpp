@@ -68,7 +68,7 @@ class block_store {
   using lease = detail::store_lease<block_store>;
   using hold = detail::store_hold<block_store>;
   /// Of a hold that ends only when it is let go; also `expire(no_deadline)` leaves it.
-  static constexpr std::int64_t no_deadline = detail::held_for_good;
+  static constexpr std::int64_t no_deadline = detail::endless_hold;
 
   /// A sequence that begins with blocks that were there.
   struct opened_prefix {

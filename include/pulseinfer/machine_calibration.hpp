@@ -37,6 +37,7 @@ class scratch_store {
         found[i] = store_->payload_ + index_of(blocks[i]) * store_->unit_bytes();
       }
     }
+    void prefetch(std::span<const logical_block>) const noexcept {}  // there is no table
     [[nodiscard]] bool matches(logical_block, const std::byte*) const noexcept { return true; }
     bool drop_if_corrupt(logical_block) const noexcept { return false; }
 

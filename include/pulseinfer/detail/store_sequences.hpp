@@ -26,7 +26,7 @@
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 /// Of a hold that does not end by itself.
-inline constexpr std::int64_t held_for_good = std::numeric_limits<std::int64_t>::max();
+inline constexpr std::int64_t endless_hold = std::numeric_limits<std::int64_t>::max();
 
 /// Sequences over the blocks of a store: a block store without its memory and its lock.
 ///
@@ -266,7 +266,7 @@ class store_sequences {
   std::int32_t expire(std::int64_t now) noexcept {
     std::int32_t ended = 0;
     for (std::int32_t i = 0; i < count(); ++i) {
-      if (!at(i).is_held || at(i).deadline > now || at(i).deadline == held_for_good) continue;
+      if (!at(i).is_held || at(i).deadline > now || at(i).deadline == endless_hold) continue;
       end_hold(i);
       ++ended;
     }
