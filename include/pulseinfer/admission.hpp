@@ -33,6 +33,18 @@ struct adaptive_admission_options {
   std::int64_t recall_queue_bytes = 1 << 30;   ///< queued recalls: then no more of them
   double resume_share = 0.5;  ///< of each, down to which a queue drains before it is fed again
   double max_wait_s = 5;      ///< so long a request is deferred because of the link
+  /// Of the memory that `observe_memory` tells of, the share that is filled before more is offloaded
+  /// than the link asks for.
+  double memory_share = 1;
+  /// So long a request is deferred because it would keep less than there is room for: those who have
+  /// more are giving it up.
+  double max_wait_for_room_s = 0.5;
+};
+
+/// What HBM has for KV caches, and what is to be in it.
+struct admission_memory {
+  std::int64_t capacity_bytes = 0;  ///< all of it, without what a request takes beside its cache
+  std::int64_t context_bytes = 0;   ///< caches of all requests that run, and of those that wait
 };
 
 /// Between everything offloaded (0) and all of `retained_layers` kept (1).
@@ -84,6 +96,11 @@ struct retention_level {
 /// measured before counts as long as it stays, and another one takes its place, one a decision, when
 /// it is more active by `swap_margin`.
 ///
+/// *Memory.* Offloading makes room. Who tells how much there is (`observe_memory`) has as many layers
+/// stay as it holds, of all requests alike: all of them where nothing lacks room, none where the
+/// link is idle and the room is needed. Then the link's say is what stays at least. A request that
+/// runs keeps what it has until somebody waits for room: its engine then asks `offload_share` anew.
+///
 /// *Requests.* Who fits into HBM by giving up retained layers, the least active first, gets that
 /// placement; who does not fit even then is deferred. What has to be loaded is recomputed where that
 /// is sooner by the predicted times; such a load is not the link's. Otherwise a request is deferred
@@ -99,7 +116,8 @@ struct retention_level {
 /// on the device (`plan_layer`).
 ///
 /// @par Threads  one at a time
-/// @par Cost     `observe` is O(layers log layers), `admit` O(layers), the others O(1)
+/// @par Cost     `observe` is O(layers) while activities keep their order, at most O(layers^2) where
+///               they do not; `admit` O(layers), the others O(1)
 class adaptive_admission {
  public:
   /// @throws std::invalid_argument  naming the option and its limit
@@ -117,9 +135,10 @@ class adaptive_admission {
     return static_cast<std::int32_t>(order_.size());
   }
   [[nodiscard]] const retention_level& level() const noexcept { return level_; }
-  /// Layers that stay, the last one of them in part.
+  /// Layers that stay, the last one of them in part: what the link asks for, and what there is
+  /// memory for beyond it.
   [[nodiscard]] double retained_layers() const noexcept {
-    return level_.level * options_.retained_layers;
+    return std::max(level_.level * options_.retained_layers, layers_with_memory_);
   }
   /// [layers] the layers in the order in which they stay.
   [[nodiscard]] std::span<const std::int32_t> order() const noexcept { return order_; }
@@ -138,6 +157,17 @@ class adaptive_admission {
     level_ = next_level(level_, sheds_stores_ ? 1 : link.utilisation(), options_);
   }
 
+  /// How many layers of every request there is room for. Without this call memory is only looked
+  /// at when a request asks (`device_bytes_free`).
+  /// @throws std::invalid_argument  on negative bytes; nothing changes
+  void observe_memory(const admission_memory& memory) {
+    detail::check_count(who, "capacity_bytes", memory.capacity_bytes);
+    detail::check_count(who, "context_bytes", memory.context_bytes);
+    const double filled = options_.memory_share * static_cast<double>(memory.capacity_bytes);
+    layers_with_memory_ =
+        layers_that_fit(filled, static_cast<double>(memory.context_bytes), layers());
+  }
+
   [[nodiscard]] double offload_share(std::int32_t layer) const {
     detail::check_layer_of(who, layers(), layer);
     return share_at(position_[static_cast<std::size_t>(layer)], retained_layers());
@@ -153,6 +183,9 @@ class adaptive_admission {
       placement[i] = share_at(position_[i], std::max(retained, 0.0));
     }
     if (retained < 0) return answer;
+    if (retained < layers_with_memory_ - 1 && request.waited_s < options_.max_wait_for_room_s) {
+      return answer;
+    }
     if (request.load_bytes > 0 && answer.recompute_s < answer.load_s) {
       answer.verdict = admission_verdict::recompute;
     } else if (request.waited_s >= options_.max_wait_s ||
@@ -203,6 +236,8 @@ class adaptive_admission {
     number("swap_margin", o.swap_margin, 1e6);
     number("resume_share", o.resume_share, 1);
     number("max_wait_s", o.max_wait_s, 1e9);
+    number("memory_share", o.memory_share, 1);
+    number("max_wait_for_room_s", o.max_wait_for_room_s, 1e9);
     expects(o.retained_layers >= 0 && o.retained_layers <= layers, who, ": retained_layers is ",
             o.retained_layers, ", expected 0 to ", layers, ", the layers of the model");
     expects(o.patience >= 1 && o.patience <= 1'000'000, who, ": patience is ", o.patience,
@@ -225,17 +260,23 @@ class adaptive_admission {
   [[nodiscard]] std::int32_t depth(std::int32_t layer) const noexcept {
     return std::min(layer, layers() - 1 - layer);
   }
-  /// Orders the layers from a position on; those before it stay where they are.
+  /// Orders the layers from a position on; those before it stay where they are. Where memory says
+  /// how many stay, what is more active by less than `swap_margin` passes nobody: the first layers of
+  /// the order are those that all requests keep, and what has once left is not loaded again.
   void sort_from(std::size_t first) noexcept {
-    std::sort(order_.begin() + static_cast<std::ptrdiff_t>(first), order_.end(),
-              [this](std::int32_t a, std::int32_t b) {
-                const double active_a = activity_of(a), active_b = activity_of(b);
-                if (active_a != active_b) return active_a > active_b;
-                return depth(a) != depth(b) ? depth(a) < depth(b) : a < b;
-              });
+    for (std::size_t i = first + 1; i < order_.size(); ++i) {
+      for (std::size_t j = i; j > first && passes(order_[j], order_[j - 1]); --j) {
+        std::swap(order_[j], order_[j - 1]);
+      }
+    }
     for (std::size_t i = 0; i < order_.size(); ++i) {
       position_[static_cast<std::size_t>(order_[i])] = static_cast<std::int32_t>(i);
     }
+  }
+  [[nodiscard]] bool passes(std::int32_t a, std::int32_t b) const noexcept {
+    const double margin = layers_with_memory_ > 0 ? options_.swap_margin : 0;
+    if (activity_of(a) != activity_of(b)) return activity_of(a) > (1 + margin) * activity_of(b);
+    return depth(a) != depth(b) ? depth(a) < depth(b) : a < b;
   }
   [[nodiscard]] double activity_of(std::int32_t layer) const noexcept {
     return activity_[static_cast<std::size_t>(layer)];
@@ -251,21 +292,26 @@ class adaptive_admission {
     const auto weakest = std::min_element(
         order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(kept),
         [this](std::int32_t a, std::int32_t b) { return activity_of(a) < activity_of(b); });
+    // What all requests keep was never measured: it says nothing that it was not recalled.
+    if (layers_with_memory_ > 0 && activity_of(*weakest) == 0) return;
     if (activity_of(order_[kept]) <= (1 + options_.swap_margin) * activity_of(*weakest)) return;
     std::swap(*weakest, order_[kept]);
     sort_from(kept);
   }
-  /// How many layers can stay in the memory that a request may take; negative: not even none.
-  [[nodiscard]] double retained_that_fit(const admission_request& request) const noexcept {
+  /// How many layers of a context stay in so much memory, at most `most`.
+  [[nodiscard]] double layers_that_fit(double bytes, double context, double most) const noexcept {
+    if (context == 0 || options_.max_offload_share == 0) return most;
     const double least = 1 - options_.max_offload_share;  // of a layer that does not stay
+    const double fit =
+        (bytes / context - least) * static_cast<double>(layers()) / options_.max_offload_share;
+    return std::clamp(fit, 0.0, most);
+  }
+  /// Of the layers that stay, those for which a request has memory; negative: not even none.
+  [[nodiscard]] double retained_that_fit(const admission_request& request) const noexcept {
     const auto context = static_cast<double>(request.context_bytes);
     const auto free = static_cast<double>(request.device_bytes_free);
-    if (context == 0) return retained_layers();
-    if (least * context > free) return -1;
-    if (options_.max_offload_share == 0) return retained_layers();
-    const double layers_that_fit =
-        (free / context - least) * static_cast<double>(layers()) / options_.max_offload_share;
-    return std::clamp(layers_that_fit, 0.0, retained_layers());
+    if ((1 - options_.max_offload_share) * context > free) return -1;
+    return layers_that_fit(free, context, retained_layers());
   }
 
   // The queues.
@@ -300,6 +346,7 @@ class adaptive_admission {
   std::vector<std::int32_t> position_;  ///< of each layer in the order
   std::vector<double> activity_;        ///< of each layer; while it stays the most that it had
   retention_level level_;
+  double layers_with_memory_ = 0;
   link_snapshot link_;
   bool sheds_stores_ = false;
   bool sheds_recalls_ = false;

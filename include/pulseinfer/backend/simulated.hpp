@@ -217,10 +217,7 @@ class simulated_backend {
     enqueue_kernel(
         bytes,
         [shape, words] { return static_cast<std::uint64_t>(detail::blocks_of(shape)) * words; },
-        [op, words](std::uint64_t i) {
-          op(static_cast<std::int64_t>(i / words), static_cast<std::int64_t>(i % words));
-        },
-        s);
+        each_word<Op>{op, words}, s);
   }
   template <class Op>
   void for_each_row(std::int64_t rows, const launch_limits& limits, std::uint64_t bytes,
@@ -229,8 +226,7 @@ class simulated_backend {
     detail::check_rows(rows, limits);
     if (rows == 0) return;
     enqueue_kernel(
-        bytes, [rows] { return static_cast<std::uint64_t>(rows); },
-        [op](std::uint64_t row) { op(static_cast<std::int64_t>(row), detail::single_lane{}); }, s);
+        bytes, [rows] { return static_cast<std::uint64_t>(rows); }, each_row<Op>{op}, s);
   }
   [[nodiscard]] std::size_t top_k_workspace_bytes(const top_k_shape& shape) const {
     return detail::cpu_top_k_workspace_bytes(shape);
@@ -256,6 +252,34 @@ class simulated_backend {
     machine().enqueue(*s.queue_, std::move(operation));
   }
 
+  /// A kernel's indices, one by one, or all of them where the body knows a shorter way.
+  template <class Op>
+  struct each_word {
+    Op op;
+    std::uint64_t words;
+    void operator()(std::uint64_t i) const {
+      op(static_cast<std::int64_t>(i / words), static_cast<std::int64_t>(i % words));
+    }
+    [[nodiscard]] bool all(std::uint64_t total) const {
+      if constexpr (detail::has_whole_blocks<Op>) {
+        if (words != static_cast<std::uint64_t>(op.words())) return false;
+        for (std::uint64_t b = 0; b < total / words; ++b) {
+          op.whole_block(static_cast<std::int64_t>(b));
+        }
+        return true;
+      }
+      return false;
+    }
+  };
+  template <class Op>
+  struct each_row {
+    Op op;
+    void operator()(std::uint64_t row) const {
+      op(static_cast<std::int64_t>(row), detail::single_lane{});
+    }
+    [[nodiscard]] bool all(std::uint64_t) const { return false; }
+  };
+
   template <class Count, class Visit>
   void enqueue_kernel(std::uint64_t bytes, Count count, Visit visit, stream_ref s) {
     detail::sim_operation kernel;
@@ -264,6 +288,7 @@ class simulated_backend {
     kernel.kernel.count = count;
     kernel.kernel.run = [visit](std::uint64_t at, std::uint64_t stride, std::uint64_t portion,
                                 std::uint64_t total) {
+      if (stride == 1 && portion == total && visit.all(total)) return;
       for (; portion > 0; --portion) {
         visit(at);
         at += stride;
