@@ -9,12 +9,15 @@
 //   by one call. 610 sequences of 512 blocks (8,192 tokens of 16) in 32 layers, 10^7 units, committed
 //   in a random order, so that neighbours in a sequence are none in the payload. Each lookup of a
 //   pass is in another sequence and layer, in a random order; before each pass 256 MiB of other
-//   memory are written, so that nothing of the table is in a cache. The leases are taken before,
-//   one for each lookup, as a transfer has them; the blocks wanted are in the cache, as they were
-//   just chosen. No baseline but the target. One thread; the median of passes. Beside it:
-//   find_ns, the same by a call for each block; with_lease_ns, the lease taken and given back
-//   within. Longer sequences have their blocks in more lines, each of which costs what memory
-//   takes: lookup_long is the same with 64 sequences of 4,882 blocks (78,112 tokens).
+//   memory are written, so that nothing of the table is in a cache. Before each lookup the next
+//   one's memory is asked for (`prefetch`), as a recall of a batch does it; all of that is in its
+//   time. The leases are taken before, one for each lookup, as a transfer has them; the blocks
+//   wanted are in the cache, as they were just chosen. No baseline but the target. One thread; the
+//   median of passes. Beside it: alone_ns, nothing asked for before, and vs_alone, the median ratio
+//   to it in pairs of passes; find_ns, by a call for each block; with_lease_ns, as alone, the lease
+//   taken and given back within. Longer sequences have their blocks in more lines, each of which
+//   costs what memory takes: lookup_long is the same with 64 sequences of 4,882 blocks (78,112
+//   tokens).
 // - store_evict_vs_list_map: a full cache of 2^20 units takes new ones, each of which evicts the
 //   least recently used. The baseline is the textbook's: a std::list of keys and a
 //   std::unordered_map, with room reserved, from a key to its place in the list and its slot; no
@@ -148,7 +151,7 @@ struct lookups {
   std::uint64_t most = 0;
 };
 
-enum class way { together, one_by_one, with_lease };
+enum class way { in_a_row, alone, one_by_one, with_lease };
 
 /// ns a unit
 double lookup_pass(full_store& in, lookups& todo, way how) {
@@ -170,11 +173,13 @@ double lookup_pass(full_store& in, lookups& todo, way how) {
   for (const store_type::lease& lease : leases) benchmark::DoNotOptimize(static_cast<bool>(lease));
   const std::byte* found[lookup_units];
   const auto begin = clock_type::now();
+  if (how == way::in_a_row) leases[0].prefetch(todo.blocks_of(0));
   for (std::size_t i = 0; i < count; ++i) {
     const std::span<const logical_block> blocks = todo.blocks_of(i);
+    if (how == way::in_a_row && i + 1 < count) leases[i + 1].prefetch(todo.blocks_of(i + 1));
     if (how == way::one_by_one) {
       for (std::size_t k = 0; k < lookup_units; ++k) found[k] = leases[i].find(blocks[k]);
-    } else if (how == way::together) {
+    } else if (how != way::with_lease) {
       leases[i].find(blocks, found);
     } else {
       lease_of(i).find(blocks, found);
@@ -188,22 +193,26 @@ double lookup_pass(full_store& in, lookups& todo, way how) {
 void measure_lookups(benchmark::State& state, full_store& in, bool is_figure) {
   lookups todo(in);
   random_source draw(4);
-  std::vector<double> together, one_by_one, with_lease;
+  std::vector<double> in_a_row, alone, one_by_one, with_lease, ratios;
   for (auto _ : state) {
     for (int pass = 0; pass < 15; ++pass) {
       todo.redraw(draw);
-      together.push_back(lookup_pass(in, todo, way::together));
+      in_a_row.push_back(lookup_pass(in, todo, way::in_a_row));
+      alone.push_back(lookup_pass(in, todo, way::alone));
+      ratios.push_back(in_a_row.back() / alone.back());
       one_by_one.push_back(lookup_pass(in, todo, way::one_by_one));
       with_lease.push_back(lookup_pass(in, todo, way::with_lease));
     }
   }
-  state.counters["ns_per_unit"] = pulseinfer_bench::median(together);
+  state.counters["ns_per_unit"] = pulseinfer_bench::median(in_a_row);
+  state.counters["alone_ns"] = pulseinfer_bench::median(alone);
+  state.counters["vs_alone"] = pulseinfer_bench::median(ratios);
   state.counters["find_ns"] = pulseinfer_bench::median(one_by_one);
   state.counters["with_lease_ns"] = pulseinfer_bench::median(with_lease);
   state.SetLabel("64 of " + std::to_string(in.blocks()) +
                  " blocks, 10^7 units at random places, no table cached; leases taken before; 1 "
                  "thread");
-  if (is_figure) pulseinfer_bench::report("lookup_ns_per_unit", pulseinfer_bench::median(together));
+  if (is_figure) pulseinfer_bench::report("lookup_ns_per_unit", pulseinfer_bench::median(in_a_row));
 }
 void lookup(benchmark::State& state) {
   full_store in(610, 512);

@@ -85,7 +85,10 @@ struct setting {
   setting()
       : stream(machine.make_stream(stream_priority::normal)),
         digests(machine, geometry,
-                {.max_requests = 1, .max_blocks = blocks, .element = element_type::f16}),
+                {.kind = digest_kind::mean,
+                 .max_requests = 1,
+                 .max_blocks = blocks,
+                 .element = element_type::f16}),
         selector(machine, digests, {.query_heads = query_heads, .max_rows = 1}),
         batch_arrays(machine, 2),
         queries(machine, static_cast<std::size_t>(query_heads) * geometry.head_dim) {

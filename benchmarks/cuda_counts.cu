@@ -122,8 +122,11 @@ score_counts count_scores() {
   constexpr std::int64_t tiles = blocks / tile_blocks;
   constexpr query_columns shape{.kv_heads = 8, .head_dim = 128, .heads = 8, .tokens = 1};
   const kv_geometry g{.layers = 1, .kv_heads = shape.kv_heads, .head_dim = shape.head_dim};
-  digest_store<cuda_backend> digests(
-      backend, g, {.max_requests = 1, .max_blocks = blocks, .element = element_type::f16});
+  digest_store<cuda_backend> digests(backend, g,
+                                     {.kind = digest_kind::mean,
+                                      .max_requests = 1,
+                                      .max_blocks = blocks,
+                                      .element = element_type::f16});
   if (!digests.reserve(0, blocks, stream)) throw std::runtime_error("no tiles");
   device_buffer<float, cuda_backend> queries(backend, shape.kv_heads * shape.size());
   device_buffer<float, cuda_backend> most(backend, shape.kv_heads * blocks);

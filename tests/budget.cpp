@@ -84,11 +84,46 @@ ints brute_force_trim(const lists& of, std::size_t list, double share, std::int3
   return order;
 }
 
+/// The other rule in words: every block that has so much alone; of the others the best, up to the
+/// floor. Where none has anything, all.
+ints brute_force_worth(const lists& of, std::size_t list, double share, std::int32_t floor) {
+  const std::int64_t total =
+      of.totals.empty() ? std::int64_t{1} << 40 : steps_of(of.totals[list], 22);
+  const auto wanted = std::max<std::int64_t>(
+      1, static_cast<std::int64_t>(
+             std::ceil(static_cast<long double>(total) * static_cast<long double>(share))));
+  const auto first = of.ids.begin() + static_cast<std::ptrdiff_t>(list) * of.cap;
+  ints kept, others;
+  bool is_known = false;
+  for (auto id = first; id != first + of.counts[list]; ++id) {
+    const float mass =
+        of.masses[list * static_cast<std::size_t>(of.stride) + static_cast<std::size_t>(*id)];
+    (steps_of(mass, 8) >= wanted ? kept : others).push_back(*id);
+    is_known = is_known || mass > 0;
+  }
+  if (!is_known) return others;
+  std::stable_sort(others.begin(), others.end(), [&](std::int32_t a, std::int32_t b) {
+    const auto mass = [&](std::int32_t id) {
+      const float m =
+          of.masses[list * static_cast<std::size_t>(of.stride) + static_cast<std::size_t>(id)];
+      return m > 0 ? m : 0.0f;
+    };
+    return mass(a) > mass(b);
+  });
+  for (const std::int32_t id : others) {
+    if (kept.size() < static_cast<std::size_t>(std::max(floor, 0))) kept.push_back(id);
+  }
+  std::sort(kept.begin(), kept.end());
+  return kept;
+}
+
 /// What brute force leaves of all lists: ids, then counts.
-std::pair<ints, ints> brute_force_trims(const lists& of, double share, std::int32_t floor) {
+std::pair<ints, ints> brute_force_trims(const lists& of, double share, std::int32_t floor,
+                                        bool by_worth = false) {
   ints ids(of.ids.size(), -1), counts;
   for (std::size_t list = 0; list < of.counts.size(); ++list) {
-    const ints kept = brute_force_trim(of, list, share, floor);
+    const ints kept = by_worth ? brute_force_worth(of, list, share, floor)
+                               : brute_force_trim(of, list, share, floor);
     std::copy(kept.begin(), kept.end(), ids.begin() + static_cast<std::ptrdiff_t>(list) * of.cap);
     counts.push_back(static_cast<std::int32_t>(kept.size()));
   }
@@ -187,12 +222,26 @@ TEST_CASE("budget: shares are rounded up, at any size") {
   CHECK(share_of(0, fixed_share(1.0)) == 0);
 }
 
+TEST_CASE("budget: a decimal share of a number that it divides is no block more") {
+  // Of 0.1 and the like there are no binary digits to the end.
+  int wrong = 0;
+  for (std::int64_t percent = 1; percent <= 100; ++percent) {
+    const std::uint64_t share =
+        pulseinfer::detail::fixed_share(static_cast<double>(percent) / 100.0);
+    for (std::int64_t blocks = 0; blocks <= 8'192; blocks += 1 + blocks / 40) {
+      wrong += pulseinfer::detail::share_of(blocks, share) != (blocks * percent + 99) / 100;
+    }
+  }
+  CHECK(wrong == 0);
+}
+
 TEST_CASE("budget: one that cannot be kept is refused, with its limits") {
   const auto refused = [](const selection_budget& budget, const char* says) {
     try {
       pulseinfer::checked_budget("test", budget, 100'000);
       FAIL_CHECK("no error");
     } catch (const std::invalid_argument& error) {
+      CAPTURE(std::string(error.what()));
       CHECK(std::string(error.what()).find(says) != std::string::npos);
     }
   };
@@ -203,10 +252,17 @@ TEST_CASE("budget: one that cannot be kept is refused, with its limits") {
   refused(selection_budget::of_context(0.5, -1, 8), "floor is -1");
   refused(selection_budget::of_context(0.0, 1, 8), "share is 0");
   refused(selection_budget::of_mass(1.01, 1, 8), "share is 1.01");
+  refused(selection_budget::of_worth(0.0, 1, 8),
+          "share is 0.000000, expected above 0, and at most 1");
+  refused(selection_budget::of_worth(-0.1, 1, 8), "share is -0.1");
+  refused(selection_budget::of_worth(static_cast<double>(not_a_number), 1, 8), "share is");
+  refused(selection_budget::of_worth(0.5, 9, 8), "floor is 9");
+  refused(selection_budget::of_worth(0.5, 0, 0), "cap is 0");
+  refused({.rule = static_cast<pulseinfer::budget_rule>(4), .cap = 8}, "rule is 4");
   refused(selection_budget::of_mass(static_cast<double>(not_a_number), 1, 8), "share is");
   for (const selection_budget& good :
        {selection_budget::fixed(100'000), selection_budget::of_mass(1.0, 0, 16'384),
-        selection_budget::of_context(1e-9, 8, 8)}) {
+        selection_budget::of_worth(1e-9, 0, 100'000), selection_budget::of_context(1e-9, 8, 8)}) {
     CHECK(&pulseinfer::checked_budget("test", good, 100'000) == &good);
   }
 }
@@ -250,7 +306,7 @@ TEST_CASE("budget: a fraction of each row's full blocks, between floor and cap")
   });
 }
 
-TEST_CASE("budget: the fewest blocks that reach a mass are a sort's") {
+TEST_CASE("budget: the fewest blocks that reach a mass, and those worth some, are a sort's") {
   const std::vector<lists> cases = hard_lists();
   each([&](backend machine) {
     auto stream = machine.make_stream(stream_priority::normal);
@@ -260,6 +316,7 @@ TEST_CASE("budget: the fewest blocks that reach a mass are a sort's") {
       CAPTURE(at);
       // Each case with one share and floor: all of them meet in turn.
       const double share = std::vector<double>{0.5, 1.0, 0.9375, 1.0 / 1024}[at % 4];
+      const double worth = std::vector<double>{1.0 / 64, 0.25, 1.0 / 1024, 1.0}[at % 4];
       const std::int32_t floor =
           std::min(of.cap, ints{0, 3, 100}[static_cast<std::size_t>(at % 3)]);
       ++at;
@@ -274,6 +331,14 @@ TEST_CASE("budget: the fewest blocks that reach a mass are a sort's") {
       const auto [best, best_counts] = brute_force_trims(of, share, floor);
       CHECK((counts.download(stream) == best_counts));
       CHECK((ids.download(stream) == best));
+
+      ids.upload(of.ids, stream);
+      counts.upload(of.counts, stream);
+      pulseinfer::enqueue_trim(machine, selection_budget::of_worth(worth, floor, of.cap), view, 5,
+                               ids.data(), counts.data(), stream);
+      const auto [worth_it, worth_counts] = brute_force_trims(of, worth, floor, true);
+      CHECK((counts.download(stream) == worth_counts));
+      CHECK((ids.download(stream) == worth_it));
     }
   });
 }
@@ -285,16 +350,20 @@ TEST_CASE("budget: what is kept does not depend on the size of the group") {
     const mass_view view{of.masses.data(), of.stride,
                          of.always.empty() ? nullptr : of.always.data(),
                          of.totals.empty() ? nullptr : of.totals.data()};
-    const auto [best, best_counts] = brute_force_trims(of, 0.75, 2);
-    for (const int lanes : {1, 3, 16}) {
-      CAPTURE(lanes);
-      ints ids = of.ids, counts = of.counts;
-      test::run_rows(
-          5, lanes,
-          pulseinfer::trim_to_mass{view, pulseinfer::detail::fixed_share(0.75), 2, of.cap,
-                                   ids.data(), counts.data(), ids.data(), counts.data()});
-      CHECK((ids == best));
-      CHECK((counts == best_counts));
+    for (const bool by_worth : {false, true}) {
+      const double share = by_worth ? 1.0 / 128 : 0.75;
+      const auto [best, best_counts] = brute_force_trims(of, share, 2, by_worth);
+      for (const int lanes : {1, 3, 16}) {
+        CAPTURE(lanes);
+        CAPTURE(by_worth);
+        ints ids = of.ids, counts = of.counts;
+        test::run_rows(5, lanes,
+                       pulseinfer::trim_to_mass{view, pulseinfer::detail::fixed_share(share), 2,
+                                                of.cap, ids.data(), counts.data(), ids.data(),
+                                                counts.data(), by_worth});
+        CHECK((ids == best));
+        CHECK((counts == best_counts));
+      }
     }
   }
 }
@@ -325,6 +394,58 @@ TEST_CASE("budget: equal masses go by their id, and counts that make no sense ar
   CHECK((trimmed(0.3, 0, 1'000) == ints{0, 2}));
   CHECK((trimmed(0.3, 6, 2) == ints{0, 1}));
   CHECK(trimmed(0.3, 6, -4).empty());
+}
+
+TEST_CASE("budget: a block is kept while it has what one must, however much that is together") {
+  // 2^-8 is a quarter of 2^-6, exactly: what has just so much is kept, what has a step less is not.
+  const float exactly = 0x1p-8f;
+  const floats masses = {0.5f, exactly, exactly - 0x1p-31f, 0x1p-6f, 0.0f, not_a_number, inf};
+  const ints ids = {0, 1, 2, 3, 4, 5, 6};
+  const auto kept_of = [&](double share, std::int32_t floor, const float* total) {
+    ints kept(7, -77), kept_counts(1, -77);
+    const ints counts = {7};
+    const float always = 1.0f;  // changes nothing
+    const pulseinfer::trim_to_mass trim{{masses.data(), 7, &always, total},
+                                        pulseinfer::detail::fixed_share(share),
+                                        floor,
+                                        7,
+                                        ids.data(),
+                                        counts.data(),
+                                        kept.data(),
+                                        kept_counts.data(),
+                                        true};
+    trim(0, pulseinfer::detail::single_lane{});
+    kept.resize(static_cast<std::size_t>(kept_counts[0]));
+    return kept;
+  };
+  const float quarter = 0x1p-6f;
+  const float none = 0.0f;
+  CHECK((kept_of(0x1p-8, 0, nullptr) == ints{0, 1, 3, 6}));
+  CHECK((kept_of(0.25, 0, &quarter) == ints{0, 1, 3, 6}));
+  CHECK((kept_of(0x1p-7, 0, nullptr) == ints{0, 3, 6}));
+  CHECK((kept_of(1.0, 0, nullptr) == ints{6}));
+  CHECK((kept_of(1.0, 3, nullptr) == ints{0, 3, 6}));
+  CHECK((kept_of(1.0, 5, nullptr) == ints{0, 1, 2, 3, 6}));
+  CHECK((kept_of(1.0, 6, nullptr) == ints{0, 1, 2, 3, 4, 6}));  // NaN is no mass, nor is 0
+  CHECK((kept_of(1e-9, 0, nullptr) == ints{0, 1, 2, 3, 6}));
+  CHECK((kept_of(0.5, 0, &none) == ints{0, 1, 2, 3, 6}));
+  // Of masses that are all nothing, nothing is known.
+  const floats nothing = {0.0f, -1.0f, not_a_number};
+  ints kept(3, -77), kept_counts(1, -77);
+  const ints counts = {3};
+  pulseinfer::trim_to_mass{{nothing.data(), 3, nullptr, nullptr},
+                           1,
+                           0,
+                           3,
+                           ids.data(),
+                           counts.data(),
+                           kept.data(),
+                           kept_counts.data(),
+                           true}(0, pulseinfer::detail::single_lane{});
+  CHECK((kept == ints{0, 1, 2}));
+  CHECK(kept_counts[0] == 3);
+  CHECK(kept_of(1.0, 0, &inf).empty());  // what a block has ends at 256
+  CHECK(kept_of(1.0, 9, &inf).size() == 7);
 }
 
 TEST_CASE("budget: budgets that are not by mass trim nothing, broken trims are refused") {

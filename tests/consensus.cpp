@@ -59,13 +59,14 @@ TEST_CASE("consensus: heads that disagree agree on what most of them want") {
     for (std::int32_t head = 0; head < 3; ++head) s.query(0, head, head) = 2.0f;
     s.upload();
 
+    constexpr auto solo_head = pulseinfer::consensus_rule::max_mean;
     const lists alone = s.select(
-        {.query_heads = 3, .budget_blocks = 3, .head_groups = 3, .lambda = 0.5f, .max_rows = 1});
+        {.query_heads = 3, .budget_blocks = 3, .head_groups = 3, .max_rows = 1, .rule = solo_head});
     CHECK((alone == lists{{12, 45, 89}, {14, 45, 92}, {12, 77, 104}}));
     std::set<std::int32_t> all;
     for (const auto& list : alone) all.insert(list.begin(), list.end());
     CHECK(all.size() == 7);
-    CHECK((s.select({.query_heads = 3, .budget_blocks = 4, .lambda = 0.5f, .max_rows = 1}) ==
+    CHECK((s.select({.query_heads = 3, .budget_blocks = 4, .max_rows = 1, .rule = solo_head}) ==
            lists{{12, 45, 89, 92}}));
   });
 }
@@ -86,6 +87,7 @@ TEST_CASE("consensus: lambda weighs the mean against the loudest head") {
     s.query(0, 0, 0) = s.query(0, 1, 1) = 1.0f;
     s.upload();
     consensus_options o{.query_heads = 2, .budget_blocks = 1, .max_rows = 1};
+    o.rule = pulseinfer::consensus_rule::max_mean;
     o.lambda = 0.0f;
     CHECK((s.select(o) == lists{{2}}));
     o.lambda = 0.5f;  // 4 + 1 against 3 + 1.5
@@ -156,7 +158,8 @@ TEST_CASE("consensus: scores are equal to the bit, and near those of double prec
                           .tokens = {66 * block_tokens}});
         s.randomise(6);
         s.upload();
-        const consensus_options o{.query_heads = 18, .lambda = 0.37f};
+        const consensus_options o{
+            .query_heads = 18, .lambda = 0.37f, .rule = pulseinfer::consensus_rule::max_mean};
         pulseinfer::consensus_selector<backend> selector(machine, s.digests(), o);
         const auto scores = selector.score(0, s.batch(), s.queries(), s.stream());
         CHECK(scores.lists == 1);
@@ -263,8 +266,11 @@ TEST_CASE("consensus: a block whose keys lie far from their centre is scored for
       }
       for (std::int32_t head = 0; head < 2; ++head) s.query(0, head, 0) = 3.0f;
       s.upload();
-      const consensus_options o{
-          .query_heads = 2, .budget_blocks = 1, .sink_blocks = 0, .window_blocks = 0};
+      const consensus_options o{.query_heads = 2,
+                                .budget_blocks = 1,
+                                .sink_blocks = 0,
+                                .window_blocks = 0,
+                                .rule = pulseinfer::consensus_rule::max_mean};
       CHECK((s.select(o) == lists{{5}}));
       pulseinfer::consensus_selector<backend> selector(machine, s.digests(), o);
       const auto scores = selector.score(0, s.batch(), s.queries(), s.stream());

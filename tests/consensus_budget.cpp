@@ -59,7 +59,7 @@ class brute_force {
       for (std::int32_t group = 0; group < o.head_groups; ++group) {
         const auto& list =
             found[row * static_cast<std::size_t>(o.head_groups) + static_cast<std::size_t>(group)];
-        all.push_back(budget.rule == budget_rule::mass
+        all.push_back(budget.needs_masses()
                           ? trim(list, row, static_cast<std::size_t>(group), budget)
                           : list);
       }
@@ -98,9 +98,13 @@ class brute_force {
       return score(a) > score(b);
     });
     std::size_t kept = 0;
-    while (kept < list.size() && (sum < wanted || kept < static_cast<std::size_t>(budget.floor))) {
-      sum += mass(list[kept++]);
-    }
+    const bool is_known = !list.empty() && mean[static_cast<std::size_t>(list[0])] > 0;
+    const auto is_wanted = [&] {
+      if (kept < static_cast<std::size_t>(budget.floor)) return true;
+      if (budget.rule == budget_rule::mass) return sum < wanted;
+      return !is_known || mass(list[kept]) >= wanted;
+    };
+    while (kept < list.size() && is_wanted()) sum += mass(list[kept++]);
     list.resize(kept);
     std::sort(list.begin(), list.end());
     return list;
@@ -118,6 +122,28 @@ void sharpen(scene& s, std::size_t rows, std::int32_t heads, float by) {
       for (std::int32_t c = 0; c < 4; ++c) s.query(row, head, c) *= by;
     }
   }
+}
+
+/// How many blocks are chosen as in README, as layer 0 and as a later one.
+template <class Backend>
+std::vector<std::size_t> chosen_of_layers(Backend machine, scene& s) {
+  using namespace pulseinfer;
+  const batch_view batch = s.batch();
+  const query_view queries = s.queries();
+  auto& digests = s.digests();
+  auto& stream = s.stream();
+  std::vector<std::size_t> found;
+  for (const int layer : {0, 2}) {
+    consensus_selector<Backend> chooser(machine, digests,
+                                        {.query_heads = 8,
+                                         .budget = selection_budget::of_worth(0.0005, 4, 256),
+                                         .normalisation = score_normalisation::context});
+    const auto most = selection_budget::of_mass(0.98, 4, 256);
+    const auto chosen = layer < 2 ? chooser.select(0, batch, queries, most, stream)
+                                  : chooser.select(0, batch, queries, stream);
+    found.push_back(s.download(chosen)[0].size());
+  }
+  return found;
 }
 
 constexpr consensus_options options{.query_heads = 4,
@@ -147,9 +173,12 @@ TEST_CASE("budget: a selector keeps what brute force does, by every budget, rule
                                         selection_budget::of_mass(0.75, 2, 9),
                                         selection_budget::of_mass(1.0, 0, 24),
                                         selection_budget::of_mass(1e-9, 0, 24),
-                                        selection_budget::of_mass(0.25, 24, 24)};
-    // Not all of them where a CPU runs CUDA's kernels, or a sanitizer slows it down.
-    const bool is_slow = test::is_sanitized || std::string_view(test::backend_name) == "cuda";
+                                        selection_budget::of_mass(0.25, 24, 24),
+                                        selection_budget::of_worth(0x1p-7, 0, 24),
+                                        selection_budget::of_worth(0x1p-5, 4, 17)};
+    // All of them on the host alone: a CPU that runs CUDA's kernels is slow, as is a sanitizer, and
+    // simulated machines are many.
+    const bool is_slow = test::is_sanitized || std::string_view(test::backend_name) != "host";
     std::size_t trimmed = 0;
     for (const consensus_rule rule :
          {consensus_rule::max_mean, consensus_rule::mean, consensus_rule::union_of_heads}) {
@@ -165,7 +194,7 @@ TEST_CASE("budget: a selector keeps what brute force does, by every budget, rule
           const brute_force reference(s, 4, o);
           pulseinfer::consensus_selector<backend> selector(machine, s.digests(), o);
           for (const selection_budget& budget : budgets) {
-            if (budget.rule == budget_rule::mass && !o.is_normalised()) continue;
+            if (budget.needs_masses() && !o.is_normalised()) continue;
             CAPTURE(static_cast<int>(rule));
             CAPTURE(static_cast<int>(normalisation));
             CAPTURE(groups);
@@ -176,7 +205,7 @@ TEST_CASE("budget: a selector keeps what brute force does, by every budget, rule
             const lists found = s.download(chosen);
             CHECK((found == reference.choose(budget)));
             const bool is_trimmed = !found[0].empty() && found[0].size() < 24;
-            trimmed += budget.rule == budget_rule::mass && is_trimmed ? 1 : 0;
+            trimmed += budget.needs_masses() && is_trimmed ? 1 : 0;
           }
         }
       }
@@ -226,6 +255,45 @@ TEST_CASE("budget: the mass that is chosen reaches its share, in double precisio
     }
     CHECK(longest > 10);
     CHECK(longest < 95);
+  });
+}
+
+TEST_CASE("budget: who tells none gets a sixteenth of each row, 16 blocks at least, 64 at most") {
+  each([](backend machine) {
+    // Rows are the requests from the last to the first.
+    scene s(machine, {.query_heads = 2,
+                      .kind = pulseinfer::digest_options{}.kind,
+                      .digest = pulseinfer::digest_options{}.element,
+                      .tokens = {9 * block_tokens, 40 * block_tokens, 330 * block_tokens + 1}});
+    s.randomise(27);
+    s.upload();
+    pulseinfer::consensus_selector<backend> selector(machine, s.digests(),
+                                                     {.query_heads = 2, .max_rows = 3});
+    const auto chosen = selector.select(0, s.batch(), s.queries(), s.stream());
+    CHECK(chosen.k == 64);
+    const lists found = s.download(chosen);
+    CHECK(found[0].size() == 21);  // 330 / 16, rounded up
+    CHECK(found[1].size() == 16);
+    CHECK(found[2].size() == 6);  // all that are not always in
+    const brute_force reference(s, 3, selector.options());
+    CHECK((found == reference.choose(pulseinfer::default_budget)));
+  });
+}
+
+TEST_CASE("budget: a layer's own, as README has it") {
+  each([](backend machine) {
+    scene s(machine, {.query_heads = 8, .kv_heads = 2, .tokens = {300 * block_tokens}});
+    s.randomise(28);
+    sharpen(s, 1, 8, 40.0f);
+    s.upload();
+    // Layer 0 gets the share, of which the budget of the others would leave out some.
+    const std::vector<std::size_t> found = chosen_of_layers(machine, s);
+    REQUIRE(found.size() == 2);
+    CHECK(found[0] != found[1]);
+    for (const std::size_t blocks : found) {
+      CHECK(blocks > 4);
+      CHECK(blocks < 256);
+    }
   });
 }
 
@@ -280,6 +348,11 @@ TEST_CASE("budget: a row of which all is NaN gets the cap, NaN blocks come last"
         CHECK(std::count(sound.begin(), sound.end(), id) == 1);
       }
       if (has_all) CHECK(found[1].size() == 3);
+      // By worth alike.
+      o.budget = selection_budget::of_worth(0x1p-20, 2, 12);
+      const lists worth = s.select(o);
+      CHECK((worth[0] == found[0]));
+      CHECK((worth[1] == sound));
     }
   });
 }
@@ -308,7 +381,11 @@ TEST_CASE("budget: one that a selector cannot keep is refused, and changes nothi
   refused(selector, selection_budget::of_mass(0.0, 0, 8), "share is 0");
   refused(selector, selection_budget::of_mass(1.5, 0, 8), "share is 1.5");
   refused(selector, selection_budget::of_mass(static_cast<double>(not_a_number), 0, 8), "share");
+  refused(selector, selection_budget::of_worth(0.0, 0, 8), "share is 0");
+  refused(selector, selection_budget::of_worth(0.5, 9, 8), "floor is 9");
+  refused(selector, selection_budget::of_worth(0.5, 0, 25), "cap is 25, expected 1 to 24");
   refused(by_logits, selection_budget::of_mass(0.5, 0, 8), "normalisation is none");
+  refused(by_logits, selection_budget::of_worth(0.5, 0, 8), "normalisation is none");
   raw.budget = selection_budget::of_mass(0.5, 0, 8);
   CHECK_THROWS_AS(s.select(raw), std::invalid_argument);
   raw.budget = selection_budget::of_context(0.5, 0, 25);
@@ -327,7 +404,8 @@ TEST_CASE("budget: a step by mass or context allocates nothing") {
   const pulseinfer::batch_view batch = s.batch();
   pulseinfer::consensus_selector<backend> selector(machine, s.digests(), options);
   for (const selection_budget& budget :
-       {selection_budget::of_mass(0.5, 1, 20), selection_budget::of_context(0.1, 1, 20)}) {
+       {selection_budget::of_mass(0.5, 1, 20), selection_budget::of_worth(0.01, 1, 20),
+        selection_budget::of_context(0.1, 1, 20)}) {
     std::uint64_t least = 1000;
     for (int i = 0; i < 10; ++i) {
       const std::uint64_t before = test::allocations();

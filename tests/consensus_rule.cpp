@@ -137,6 +137,24 @@ TEST_CASE("consensus rule: a tile at once is as block after block, with factors 
   }
 }
 
+TEST_CASE(
+    "consensus rule: without a weight the mean says nothing, not even where it is no number") {
+  scene s;
+  s.most[9] = 3e38f;
+  s.total[9] = inf;  // three heads of 3e38
+  s.total[10] = not_a_number;
+  auto op = s.body(consensus_rule::max_mean);
+  op.lambda = 0.0f;
+  s.run(op);
+  CHECK(s.keys[9] == top_k_key(3e38f, 9));
+  CHECK(s.keys[10] ==
+        top_k_key(std::max({s.most[10], s.most[stride + 10], s.most[2 * stride + 10]}), 10));
+  op.lambda = 0.5f;
+  s.run(op);
+  CHECK(s.keys[9] == top_k_key(inf, 9));
+  CHECK(s.keys[10] == top_k_key(not_a_number, 10));
+}
+
 TEST_CASE("consensus rule: votes come first, then the score, then the lower block") {
   CHECK(vote_key(3, -5.0f, 9) > vote_key(2, 100.0f, 1));
   CHECK(vote_key(2, 1.0f, 9) > vote_key(2, 0.5f, 1));

@@ -6,6 +6,7 @@
 #include <doctest/doctest.h>
 
 #include <cstdint>
+#include <exception>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -39,11 +40,18 @@ struct victim {
   bool for_good;
 };
 using victims = std::vector<victim>;
-const victims of_transfers = {{"cudaMemcpyAsync", false},    {"cudaMemcpyAsync", true},
-                              {"cuMemcpyBatchAsync", false}, {"cudaLaunchKernel", false},
-                              {"cudaLaunchKernel", true},    {"cudaEventRecord", false},
-                              {"cudaEventRecord", true},     {"cudaStreamWaitEvent", false},
-                              {"cudaStreamWaitEvent", true}, {"cudaEventQuery", true}};
+const victims of_transfers = {
+    {"cudaMemcpyAsync", false},    {"cudaMemcpyAsync", true},
+    {"cuMemcpyBatchAsync", false}, {"cudaLaunchKernel", false},
+    {"cudaLaunchKernel", true},    {"cudaEventRecord", false},
+    {"cudaEventRecord", true},     {"cudaStreamWaitEvent", false},
+    {"cudaStreamWaitEvent", true}, {"cudaEventQuery", true},
+    {"cudaGetDevice", false},      {"cudaThreadExchangeStreamCaptureMode", false}};
+const victims of_constructors = {{"cudaMalloc", false},
+                                 {"cudaHostAlloc", false},
+                                 {"cudaPointerGetAttributes", false},
+                                 {"cudaStreamCreateWithPriority", false},
+                                 {"cudaEventCreateWithFlags", false}};
 const victims of_batches = {
     {"cuMemcpyBatchAsync", false}, {"cuMemcpyBatchAsync", true}, {"cudaStreamIsCapturing", false}};
 
@@ -282,6 +290,45 @@ TEST_CASE("fault 46: a step during which a runtime call fails is discarded, and 
     }
     if (ptxsim::available()) CHECK(struck_in_all > (is_pulled ? 5 : 15));
   }
+}
+
+TEST_CASE(
+    "fault 46: an engine for which a runtime call fails is not had, and nothing of it stays") {
+  backend machine;
+  constexpr std::int64_t unit = rig::geometry.unit_bytes();
+  test::paged_pool<backend> pages(machine, rig::geometry, 8);
+  pulseinfer::block_store<backend> store(
+      machine, rig::geometry, {.capacity_bytes = 8 * unit, .max_sequences = 2, .max_blocks = 8});
+  auto stream = machine.make_stream(stream_priority::normal);
+  const sequence_id id = store.open_sequence().value();
+  const rig::targets units = {{0, 0, 3}, {0, 1, 4}};
+  at_every_call(of_constructors, 20, [&](const victim& v, int n) {
+    const auto free = machine.limits().device_bytes_free;
+    injected failure(v, n);
+    bool is_made = false;
+    try {
+      pulseinfer::transfer_engine mover(machine, store, pages.pool(),
+                                        {.staging_bytes = 3 * unit,
+                                         .chunk_bytes = unit,
+                                         .transfers_in_flight = 2,
+                                         .max_units = 8});
+      is_made = true;
+      const bool struck = failure.stop();
+      CHECK_FALSE(struck);
+      mover.offload(0, {&id, 1}, units, stream)->sync();
+      auto t = mover.recall_units(0, {&id, 1}, units, stream).value();
+      t.sync();
+      CHECK(t.report().moved == 2);
+    } catch (const std::exception& error) {
+      CHECK(std::string(error.what()) != "");
+    }
+    const bool struck = failure.stop();
+    CHECK(is_made != struck);
+    CHECK(machine.limits().device_bytes_free == free);
+    CHECK(rig::at_rest(store.counts()));
+    CHECK(cudaPeekAtLastError() == cudaSuccess);
+    return struck;
+  });
 }
 
 TEST_CASE("fault 46: a batch of copies during which a call fails throws, and can be made again") {

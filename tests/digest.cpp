@@ -105,7 +105,8 @@ TEST_CASE("digest: mean and bounds are those of the keys, for every element type
         g.element = element;
         scene s(machine, g, 1, 6);
         pulseinfer::digest_store<backend> digests(
-            machine, g, {.kind = kind, .max_requests = 1, .max_blocks = 6});
+            machine, g,
+            {.kind = kind, .max_requests = 1, .max_blocks = 6, .element = element_type::f32});
         REQUIRE(digests.reserve(0, 6, s.stream));
         for (std::int32_t layer = 0; layer < 2; ++layer) {
           s.keys.randomise(static_cast<std::uint64_t>(layer) + 1);
@@ -216,7 +217,10 @@ TEST_CASE("digest: an append that makes no sense is refused") {
   backend machine = test::make_backend();
   scene s(machine, geometry, 1, 4);
   pulseinfer::digest_store<backend> digests(machine, geometry,
-                                            {.max_requests = 1, .max_blocks = 4});
+                                            {.kind = digest_kind::mean,
+                                             .max_requests = 1,
+                                             .max_blocks = 4,
+                                             .element = element_type::f32});
   const std::vector<std::int32_t> requests = {0};
   test::device_array<std::int32_t, backend> zeros(machine, {0}, s.stream);
   const pulseinfer::batch_view batch{
@@ -247,7 +251,10 @@ TEST_CASE("digest: ragged requests, blocks across the border of a tile") {
     s.keys.randomise(5);
     s.keys.upload(s.stream);
     pulseinfer::digest_store<backend> digests(machine, geometry,
-                                              {.max_requests = 2, .max_blocks = 67});
+                                              {.kind = digest_kind::mean,
+                                               .max_requests = 2,
+                                               .max_blocks = 67,
+                                               .element = element_type::f32});
     CHECK(digests.free_tiles() == 4);
     for (std::int32_t request = 0; request < 2; ++request) {
       const std::int64_t count = blocks[request];
@@ -273,7 +280,10 @@ TEST_CASE("digest: find gives null where there is no tile") {
   each([](backend machine) {
     scene s(machine, geometry, 1, 1);
     pulseinfer::digest_store<backend> digests(machine, geometry,
-                                              {.max_requests = 2, .max_blocks = 128});
+                                              {.kind = digest_kind::mean,
+                                               .max_requests = 2,
+                                               .max_blocks = 128,
+                                               .element = element_type::f32});
     REQUIRE(digests.reserve(1, 64, s.stream));
     const auto lacks = [&](std::int32_t request, std::size_t block) {
       return read(machine, digests, 0, request, 140, s.stream)[block][0] == nothing_there;
@@ -292,7 +302,10 @@ TEST_CASE("digest: a block without a page keeps what is there") {
     s.keys.randomise(5);
     s.keys.upload(s.stream);
     pulseinfer::digest_store<backend> digests(machine, geometry,
-                                              {.max_requests = 1, .max_blocks = 3});
+                                              {.kind = digest_kind::mean,
+                                               .max_requests = 1,
+                                               .max_blocks = 3,
+                                               .element = element_type::f32});
     REQUIRE(digests.reserve(0, 3, s.stream));
     digests.build(0, 0, 0, 3, s.keys.pool(), s.keys.device_table(), s.stream);
     const auto before = read(machine, digests, 0, 0, 3, s.stream);
@@ -313,7 +326,11 @@ TEST_CASE("digest: growth keeps what is digested, release gives the tiles to oth
     s.keys.randomise(7);
     s.keys.upload(s.stream);
     pulseinfer::digest_store<backend> digests(machine, geometry,
-                                              {.max_requests = 2, .max_blocks = 192, .tiles = 4});
+                                              {.kind = digest_kind::mean,
+                                               .max_requests = 2,
+                                               .max_blocks = 192,
+                                               .tiles = 4,
+                                               .element = element_type::f32});
     const auto build = [&](std::int32_t request, std::int64_t first, std::int64_t count) {
       digests.build(0, request, first, count, s.keys.pool(), s.keys.device_table(), s.stream);
     };
@@ -362,8 +379,9 @@ TEST_CASE("digest: a NaN among the keys of a channel is in its digest, whichever
   each([](backend machine) {
     for (const digest_kind kind : {digest_kind::mean, digest_kind::min_max}) {
       scene s(machine, geometry, 1, 4);
-      pulseinfer::digest_store<backend> digests(machine, geometry,
-                                                {.kind = kind, .max_requests = 1, .max_blocks = 4});
+      pulseinfer::digest_store<backend> digests(
+          machine, geometry,
+          {.kind = kind, .max_requests = 1, .max_blocks = 4, .element = element_type::f32});
       REQUIRE(digests.reserve(0, 4, s.stream));
       s.keys.randomise(8);
       const float nan = std::numeric_limits<float>::quiet_NaN();
@@ -384,7 +402,10 @@ TEST_CASE("digest: what is out of range is refused") {
   each([](backend machine) {
     scene s(machine, geometry, 1, 4);
     pulseinfer::digest_store<backend> digests(machine, geometry,
-                                              {.max_requests = 2, .max_blocks = 100});
+                                              {.kind = digest_kind::mean,
+                                               .max_requests = 2,
+                                               .max_blocks = 100,
+                                               .element = element_type::f32});
     REQUIRE(digests.reserve(0, 3, s.stream));
     const auto build = [&](std::int32_t layer, std::int32_t request, std::int64_t first,
                            std::int64_t count) {
@@ -466,8 +487,11 @@ TEST_CASE("digest: quantised keys are scaled, in every order of a page and for h
         const test::device_array<std::int32_t, backend> entries(machine, {2, 0}, stream);
         const pulseinfer::grouped_table<pulseinfer::block_table> table{{entries.data(), 1, 2},
                                                                        groups};
-        pulseinfer::digest_store<backend> digests(
-            machine, g, {.kind = digest_kind::min_max, .max_requests = 2, .max_blocks = 2});
+        pulseinfer::digest_store<backend> digests(machine, g,
+                                                  {.kind = digest_kind::min_max,
+                                                   .max_requests = 2,
+                                                   .max_blocks = 2,
+                                                   .element = element_type::f32});
         for (std::int32_t row = 0; row < groups; ++row) {
           REQUIRE(digests.reserve(row, 2, stream));
           digests.build(0, row, 0, 2, pool, table, stream);

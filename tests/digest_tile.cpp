@@ -98,6 +98,10 @@ TEST_CASE("digest tile: a view finds tiles where there are any, and reads what t
   CHECK(view.tile(1, 0) == memory.data());
   CHECK(view.tile(1, 64) == nullptr);
   CHECK(view.tile(1, 128) == nullptr);  // beyond what a request may have
+  const pulseinfer::digest_view behind{
+      .form = form, .tiles = memory.data(), .tile_of = table + 2, .tiles_per_request = 2};
+  CHECK(behind.tile(0, 0) == memory.data());
+  CHECK(behind.tile(-1, 64) == nullptr);  // a row that is not in use
   std::byte* const tile = view.tile(0, 70);
   *view.element_at(tile, 0, 0, 1, 6) = std::byte{0xfd};  // -3
   *view.factor_at(tile, 0, 0, 6) = 0.5f;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "../examples/fidelity/book.hpp"
+#include "../examples/fidelity/figures.hpp"
 #include "../examples/fidelity/oracle.hpp"
 #include "../examples/fidelity/plan.hpp"
 #include "../examples/fidelity/svg.hpp"
@@ -89,11 +90,11 @@ TEST_CASE("a plot has its points within its axes") {
   CHECK(near(fidelity::linear_ticks(0.69, 0.93), {0.7, 0.75, 0.8, 0.85, 0.9}));
   CHECK(near(fidelity::linear_ticks(-1, 9), {0, 2, 4, 6, 8}));
   CHECK(near(fidelity::linear_ticks(0, 4), {0, 1, 2, 3, 4}));
-  CHECK_THROWS_AS((void)fidelity::svg_plot("t", "x", "y", {}), std::invalid_argument);
-  CHECK_THROWS_AS((void)fidelity::svg_plot("t", "x", "y", {{"zero", {{0, 1}}}}),
+  CHECK_THROWS_AS((void)fidelity::svg_plot("t", "n", "x", "y", {}), std::invalid_argument);
+  CHECK_THROWS_AS((void)fidelity::svg_plot("t", "n", "x", "y", {{"zero", {{0, 1}}}}),
                   std::invalid_argument);
-  const std::string plot = fidelity::svg_plot("a < b & c", "x", "y",
-                                              {{"one", {{1, 0.5}, {10, 0.9}}}, {"two", {{3, 1}}}});
+  const std::string plot = fidelity::svg_plot(
+      "a < b & c", "note", "x", "y", {{"one", {{1, 0.5}, {10, 0.9}}, {"1/2"}}, {"two", {{3, 1}}}});
   CHECK(plot.starts_with("<svg "));
   CHECK(plot.ends_with("</svg>\n"));
   CHECK(plot.find("a &lt; b &amp; c") != std::string::npos);
@@ -103,9 +104,13 @@ TEST_CASE("a plot has its points within its axes") {
     ++circles;
     const double x = std::stod(plot.substr(plot.find("cx=\"", at) + 4));
     const double y = std::stod(plot.substr(plot.find("cy=\"", at) + 4));
-    CHECK((x >= 70 && x <= 620 && y >= 40 && y <= 420));
+    CHECK((x >= 70 && x <= 680 && y >= 56 && y <= 420));
   }
   CHECK(circles == 3);
+  CHECK(plot.find(">1/2</text>") != std::string::npos);
+  CHECK(plot.find(">0.50</text>") == std::string::npos);  // steps of a tenth have one digit
+  CHECK(plot.find(">0.5</text>") != std::string::npos);
+  CHECK(plot.find(">1.0</text>") != std::string::npos);
 }
 
 namespace {
@@ -161,7 +166,9 @@ TEST_CASE("the library's selector and hot buffer, as the study drives them") {
   fidelity::layer_chooser chooser(c, 0);
   CHECK(chooser.end_of_choice(0) == 16);
   const std::vector<std::int64_t> steps{0, 2};
-  fidelity::choice how{.rule = pulseinfer::consensus_rule::mean};
+  fidelity::choice how{.digest = pulseinfer::digest_kind::mean,
+                       .element = pulseinfer::element_type::f32,
+                       .rule = pulseinfer::consensus_rule::mean};
   for (const auto& [over, per_step] : {std::pair{fidelity::scope::layer, 1},
                                        {fidelity::scope::kv_head, 2},
                                        {fidelity::scope::query_head, 4}}) {
@@ -189,19 +196,20 @@ TEST_CASE("the library's selector and hot buffer, as the study drives them") {
     }
   }
   how.over = fidelity::scope::layer;
-  how.cut = fidelity::cut_by::share;
+  how.normalisation = pulseinfer::score_normalisation::context;
+  how.cut = pulseinfer::budget_rule::mass;
   std::size_t length = 0;
   for (const double share : {0.01, 0.5, 0.9, 1.0}) {
-    how.worth = share;
+    how.share = share;
     const auto cut = chooser.choose(how, 15, steps, c.queries[0]);
     CHECK(cut.list(0, 0).size() >= std::max<std::size_t>(length, fidelity::cut_floor));
     length = cut.list(0, 0).size();
   }
   CHECK(length == 15);
-  how.cut = fidelity::cut_by::unit;
-  how.worth = 0;
+  how.cut = pulseinfer::budget_rule::worth;
+  how.share = 1e-9;
   CHECK(chooser.choose(how, 15, steps, c.queries[0]).list(1, 0).size() == 15);
-  how.worth = 2;
+  how.share = 1;
   CHECK(chooser.choose(how, 15, steps, c.queries[0]).list(1, 0).size() == fidelity::cut_floor);
 
   fidelity::chosen_lists lists{.k = 2, .per_step = 1, .ids = {}, .counts = {}};
@@ -220,6 +228,18 @@ TEST_CASE("the library's selector and hot buffer, as the study drives them") {
   const pulseinfer::residency_counts ahead = chooser.recalled_ahead(lists, guesses, 5);
   CHECK(ahead == pulseinfer::residency_counts{
                      .chosen = 4, .missed = 0, .brought = 2, .used = 1, .wasted = 1});
+}
+
+TEST_CASE("what the study measures as default is the library's, budget and all") {
+  const demo::capture c = small_capture(300, 1);
+  fidelity::layer_chooser chooser(c, 0);
+  const std::vector<std::int64_t> steps{0};
+  const fidelity::chosen_lists told = chooser.choose(fidelity::recommended, 0, steps, c.queries[0]);
+  CHECK(told.k == 19);                  // no more than the text has
+  CHECK(told.list(0, 0).size() == 15);  // the floor is 16, these may be chosen
+  CHECK(fidelity::recommended == fidelity::choice{});
+  CHECK(fidelity::said(fidelity::recommended) == "min_max in i8, mean, one list a layer");
+  CHECK(fidelity::said(fidelity::guide) == "mean in f32, max + 0.5 mean, one list a layer");
 }
 
 TEST_CASE("what is read of true masses, and what is measured of it") {

@@ -267,6 +267,32 @@ TEST_CASE("layer_scheduler: a recall past its deadline is told of once; the engi
   CHECK(d.flights.under_way() == 0);
 }
 
+TEST_CASE("layer_scheduler: a deadline counts when a request got the pages that it lacked") {
+  desk d({.max_requests = 2, .layers = 2, .max_groups = 1, .max_flights = 8, .pages = 4});
+  const request_id a = d.scheduler.add({.pages = 2}).value();
+  const request_id b = d.scheduler.add({.pages = 2}).value();
+  (void)d.select(0, 2);
+  CHECK(d.expect(schedule_action::run).size() == 2);
+  const flight_id load = d.recall({a}, {.bytes = 1, .deadline_ns = 5'000});
+  CHECK(d.scheduler.selected(a, {.pages = 3}) == selected_outcome::wait_for_pages);
+  d.scheduler.completed(d.last.batch);
+  CHECK(d.expect(schedule_action::select) == std::vector{b});
+  CHECK(d.scheduler.state_of(a) == layer_state::waiting);
+  CHECK(d.scheduler.cancel(b) == leave_outcome::at_once);
+  SUBCASE("in time") {
+    d.flights.land(load);
+    CHECK(d.run() == std::vector{a});
+  }
+  SUBCASE("too late") {
+    d.last = d.next();
+    CHECK(d.last.action == schedule_action::wait);
+    CHECK(d.scheduler.state_of(a) == layer_state::recalling);
+    CHECK(d.last.until_ns == 5'000);
+    d.now = 5'000;
+    CHECK(d.expect(schedule_action::late) == std::vector{a});
+  }
+}
+
 TEST_CASE("layer_scheduler: a recall that failed is told of, and may be made again") {
   desk d(two_layers);
   const request_id id = d.scheduler.add().value();
@@ -302,6 +328,7 @@ TEST_CASE("layer_scheduler: nobody waits behind one load") {
 
 TEST_CASE("layer_scheduler: one that is expected soon is waited for, no longer than it is worth") {
   desk d(two_layers);  // reading the weights again takes a second
+  d.now = 10'000'000'000;
   const request_id a = d.scheduler.add().value();
   const request_id b = d.scheduler.add().value();
   (void)d.expect(schedule_action::select);
@@ -321,6 +348,69 @@ TEST_CASE("layer_scheduler: one that is expected soon is waited for, no longer t
     d.now = d.last.until_ns;
     CHECK(d.run() == std::vector{a});
     CHECK(d.scheduler.statistics().left_behind == 1);
+  }
+  SUBCASE("the clock is set back") {
+    const std::uint64_t until = d.last.until_ns;
+    d.now -= 500'000'000;
+    d.last = d.next();
+    CHECK(d.last.action == schedule_action::wait);
+    CHECK(d.last.until_ns == until - 500'000'000);
+    d.now = 1;  // by this one nothing is expected soon
+    CHECK(d.run() == std::vector{a});
+  }
+}
+
+TEST_CASE("layer_scheduler: a link that is faster than was said has no past load before it") {
+  desk d(two_layers);
+  const request_id a = d.scheduler.add().value();
+  for (int step = 0; step < 3; ++step) {
+    for (int layer = 0; layer < 2; ++layer) {
+      (void)d.expect(schedule_action::select);
+      (void)d.scheduler.selected(a, {.bytes = 1});
+      d.flights.land(d.recall({a}, {.bytes = 56e12}));  // a thousand seconds, it was said
+      CHECK(d.run() == std::vector{a});
+    }
+    d.scheduler.restart(a);
+  }
+  const request_id b = d.scheduler.add().value();
+  (void)d.expect(schedule_action::select);
+  (void)d.scheduler.selected(a, {.bytes = 0});
+  (void)d.scheduler.selected(b, {.bytes = 1});
+  const flight_id load = d.recall({b}, {.bytes = 56e6});
+  CHECK(d.next().action == schedule_action::wait);  // it is expected within a millisecond
+  d.flights.land(load);
+  CHECK(d.run().size() == 2);
+}
+
+TEST_CASE("layer_scheduler: times without end stay times") {
+  constexpr std::uint64_t never = std::numeric_limits<std::uint64_t>::max();
+  desk d({.max_requests = 2,
+          .layers = 1,
+          .max_groups = 1,
+          .work = {.weight_bytes = 1e18},
+          .speeds = {.device_bytes_per_second = 1, .link_bytes_per_second = 1}});
+  const request_id a = d.scheduler.add().value();
+  const request_id b = d.scheduler.add().value();
+  for (const std::uint64_t now : {std::uint64_t{0}, never - 1, never}) {
+    d.now = now;
+    for (int i = 0; i < 30; ++i) {
+      while (d.next().action == schedule_action::select) {
+      }
+      (void)d.scheduler.selected(a, {.bytes = 0});
+      (void)d.scheduler.selected(b, {.bytes = 1e18});
+      const flight_id load = d.recall({b}, {.bytes = 1e18, .deadline_ns = never - 2});
+      const auto next = d.next();
+      if (now > never - 2) {
+        CHECK(next.action == schedule_action::late);
+      } else {
+        CHECK(next.action == schedule_action::wait);
+        CHECK(next.until_ns <= never - 2);
+      }
+      d.flights.land(load);
+      CHECK(d.run().size() == 2);
+      d.scheduler.restart(a);
+      d.scheduler.restart(b);
+    }
   }
 }
 
@@ -441,6 +531,82 @@ TEST_CASE("layer_scheduler: a preempted request selects and recalls anew") {
   CHECK(d.select(10));
   CHECK(d.scheduler.pages_of(id) == 3);
   CHECK(d.scheduler.state_of(id) == layer_state::recalling);
+}
+
+TEST_CASE("layer_scheduler: a request that gives its pages back may be put aside meanwhile") {
+  desk d({.max_requests = 2,
+          .layers = 2,
+          .max_groups = 1,
+          .max_flights = 8,
+          .max_wait_batches = 1,
+          .pages = 4});
+  const request_id a = d.scheduler.add({.pages = 2}).value();
+  const auto is_aside = [&](request_id id) {
+    CHECK(d.scheduler.state_of(id) == layer_state::parked);
+    d.scheduler.resume(id);
+    CHECK(d.scheduler.state_of(id) == layer_state::waiting);  // its pages are gone
+  };
+  SUBCASE("the engine took them, and had it go on") {
+    const flight_id load = d.select(1).value();
+    CHECK(d.scheduler.preempt(a) == leave_outcome::later);
+    d.scheduler.resume(a);
+    CHECK(d.scheduler.interrupt(a) == leave_outcome::at_once);
+    CHECK(d.scheduler.interrupt(a) == leave_outcome::not_running);
+    d.flights.land(load);
+    CHECK(d.expect(schedule_action::release) == std::vector{a});
+    is_aside(a);
+  }
+  SUBCASE("while it ran") {
+    (void)d.select(0);
+    (void)d.expect(schedule_action::run);
+    CHECK(d.scheduler.preempt(a) == leave_outcome::later);
+    d.scheduler.resume(a);
+    CHECK(d.scheduler.interrupt(a) == leave_outcome::later);
+    d.scheduler.completed(d.last.batch);
+    CHECK(d.expect(schedule_action::release) == std::vector{a});
+    is_aside(a);
+  }
+  SUBCASE("an older one takes them") {
+    // `a` finds out that it lacks a page; the younger one, which runs, has it.
+    const request_id young = d.scheduler.add({.pages = 2}).value();
+    (void)d.expect(schedule_action::select);
+    (void)d.scheduler.selected(young, {});
+    CHECK(d.scheduler.selected(a, {.pages = 3}) == selected_outcome::wait_for_pages);
+    CHECK(d.expect(schedule_action::run) == std::vector{young});
+    const batch_id batch = d.last.batch;
+    bool before = false;
+    SUBCASE("before it is put aside") {}
+    SUBCASE("after it was put aside") {
+      before = true;
+    }
+    if (before) CHECK(d.scheduler.interrupt(young) == leave_outcome::later);
+    CHECK(d.next().action == schedule_action::wait);
+    CHECK(d.scheduler.statistics().preemptions == 1);
+    if (!before) CHECK(d.scheduler.interrupt(young) == leave_outcome::later);
+    d.scheduler.completed(batch);
+    CHECK(d.expect(schedule_action::release) == std::vector{young});
+    CHECK(d.scheduler.pages_of(young) == 0);
+    CHECK(d.run() == std::vector{a});
+    is_aside(young);
+  }
+}
+
+TEST_CASE("layer_scheduler: requests come and go with no decision between them") {
+  for (const std::int32_t most : {1, 3}) {
+    desk d({.max_requests = most, .layers = 1, .max_flights = 4});
+    std::vector<request_id> held;
+    for (int i = 0; i < 50; ++i) {
+      held.push_back(d.scheduler.add().value());
+      if (i % most == most - 1) {
+        for (const request_id id : held) CHECK(d.scheduler.cancel(id) == leave_outcome::at_once);
+        held.clear();
+      }
+    }
+    while (static_cast<std::int32_t>(held.size()) < most) held.push_back(*d.scheduler.add());
+    CHECK(!d.scheduler.add());
+    CHECK(d.expect(schedule_action::select).size() == held.size());
+    CHECK(d.next().action == schedule_action::wait);  // all were told of, each once
+  }
 }
 
 TEST_CASE("layer_scheduler: cancelled in any state, a request leaves when nothing uses its pages") {

@@ -124,6 +124,32 @@ TEST_CASE("link_monitor: the queue is what was submitted and has not moved") {
   CHECK(monitor.snapshot(2).stores.queued_bytes == 70);
 }
 
+TEST_CASE("link_monitor: a transfer that waits may turn out larger or smaller than was said") {
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  link_monitor monitor;
+  const auto queued = [&] { return monitor.snapshot(0).recalls.queued_bytes; };
+  monitor.submitted(in, 1'000);
+  monitor.resized(in, -300);
+  CHECK(queued() == 700);
+  monitor.resized(in, 50);
+  CHECK(queued() == 750);
+  monitor.resized(in, 0);
+  monitor.resized(copy_direction::device_to_device, 7);
+  CHECK(queued() == 750);
+  CHECK(monitor.snapshot(0).stores.queued_bytes == 0);
+  monitor.resized(in, -751);
+  CHECK(queued() == 0);
+  monitor.resized(in, std::numeric_limits<std::int64_t>::min());
+  CHECK(queued() == 0);
+  monitor.submitted(in, most);
+  monitor.submitted(in, most);
+  monitor.resized(in, most);
+  CHECK(queued() == most);
+  CHECK(monitor.snapshot(0).recalls.queued_transfers == 3);
+  monitor.ended(in, most);
+  CHECK(queued() == 0);
+}
+
 TEST_CASE("fault 70: samples that say nothing are refused and counted, and change nothing") {
   link_monitor monitor({.window_s = 1, .time_constant_s = 1});
   CHECK(monitor.moved({in, 1'000, 9, 9.5}));

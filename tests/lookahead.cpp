@@ -6,11 +6,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <numeric>
 #include <optional>
 #include <stdexcept>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "pulseinfer/detail/random.hpp"
@@ -34,6 +36,15 @@ template <class Case>
 void each(Case run) {
   test::each_backend([&](test::backend machine) { run(backend(machine)); });
 }
+
+/// A kernel that fails once it may. (Where there are no threads it may at once.)
+struct fails_late {
+  const std::atomic<bool>* released;
+  void operator()(std::int64_t, std::int64_t) const {
+    while (!released->load()) std::this_thread::yield();
+    throw pulseinfer::device_error("fails_late: failed on purpose");
+  }
+};
 
 ints blocks(std::int32_t count) {
   ints all(static_cast<std::size_t>(count));
@@ -76,6 +87,53 @@ struct guesser : rig {
   pulseinfer::lookahead<backend, pulseinfer::block_store<backend>> ahead;
   pulseinfer::sequence_id id;
 };
+
+/// A kernel of a device cannot throw, and a device does not recover.
+template <class Backend>
+inline constexpr bool recovers = test::device_memory_is_host_readable;
+
+template <class Backend>
+void fail_behind_a_settled_guess(Backend machine) {
+  if constexpr (recovers<Backend>) {
+    guesser r(machine);
+    (void)r.choose(1, {1, 2, 3, 4});
+    const auto list = r.choice({{2, 5, 6}});
+    const pulseinfer::batch_view batch = r.rows_of({0});
+    const ints requests = {0};
+    pulseinfer::batch_view same = batch;
+    same.requests = requests;
+    r.machine.sync(r.stream);
+    std::atomic<bool> released{!test::takes_threads<test::backend>};
+    test::backend plain = machine;
+    r.machine.arm(test::job::kernel, 1, [&](const backend::stream_ref* stream) {
+      plain.for_each({1, 1}, {}, 0, fails_late{&released}, *stream);
+    });
+    REQUIRE(r.ahead.announce(1, same, list, {&r.id, 1}, r.stream) == announce_outcome::announced);
+    const bool settled = r.ahead.sync_settled(1, r.stream) == settle_outcome::settled;
+    released.store(true);
+    r.ahead.sync_ended(1);
+    if (settled) {
+      const auto refused = [&] {
+        CHECK_THROWS_AS((void)r.hot.resolve(1, same, list, r.stream), pulseinfer::device_error);
+      };
+      refused();
+      // On a stream that has failed nothing is forgotten.
+      CHECK(r.ahead.try_settle(1, r.stream) == settle_outcome::incomplete);
+      CHECK_THROWS_AS(r.machine.sync(r.stream), pulseinfer::device_error);
+      refused();
+      (void)r.rows_of({1});  // the engine's arrays hold other rows by now
+      CHECK(r.ahead.try_settle(1, r.stream) == settle_outcome::incomplete);
+    }
+    CHECK(r.ahead.try_settle(1, r.stream) == settle_outcome::none);
+    const std::int64_t brought = r.counts(1).brought;
+    CHECK(brought < 2);
+    CHECK(r.choose(1, {2, 5, 6}).size() == static_cast<std::size_t>(2 - brought));
+    REQUIRE(r.announce(1, {7, 8}) == announce_outcome::announced);
+    CHECK(r.ahead.sync_settled(1, r.stream) == settle_outcome::settled);
+    CHECK(r.choose(1, {7, 8}).empty());
+    if (std::string_view(test::backend_name) == "host") CHECK(settled);
+  }
+}
 
 }  // namespace
 
@@ -219,6 +277,10 @@ TEST_CASE("lookahead: a recall that fails on its way is forgotten, and the truth
       CHECK((r.counts(1) == residency_counts{7, 6 - brought, brought, brought, 0}));
     }
   });
+}
+
+TEST_CASE("lookahead: a guess that fails behind what waits for it is not taken for there") {
+  each([](backend machine) { fail_behind_a_settled_guess(machine); });
 }
 
 TEST_CASE("lookahead: a call that fails, or finds no room, changes nothing") {

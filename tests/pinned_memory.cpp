@@ -32,6 +32,7 @@
 
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/error.hpp"
+#include "support/allocations.hpp"
 #include "support/archetypes.hpp"
 #include "support/hold.hpp"
 #include "support/host_function.hpp"
@@ -670,6 +671,41 @@ TEST_CASE("pinned memory: on a machine that does nothing, it is memory") {
   memory.data()[3 * page - 1] = std::byte{1};
   CHECK(memory.device_data() == memory.data());
 }
+
+#if !defined(__CUDACC__)  // a runtime allocates, too, and has no way to say that it could not
+TEST_CASE("fault 11: a region of which a step finds no memory leaves nothing behind") {
+  for (const bool is_in_background : {false, true}) {
+    const rig r(test::make_backend());
+    r.notes->entered.reserve(10'000);
+    r.notes->left.reserve(10'000);
+    pinned_options options = in_chunks();
+    options.in_background = is_in_background;
+    options.workers = 2;
+    const auto make = [&] {  // (the injected system allocates where one may not)
+      pinned_region<machine> memory(r.on, 10 * page, options);
+      memory.sync_ready(0, memory.bytes());
+      return memory.ready_bytes();
+    };
+    int failures = 0;
+    for (std::uint64_t nth = 1; test::counts_allocations(); ++nth) {
+      CAPTURE(nth);
+      test::fail_allocation(nth);
+      try {
+        (void)make();
+      } catch (const std::exception&) {
+        ++failures;
+      }
+      const bool is_over = test::will_fail();
+      test::fail_allocation(0);
+      CHECK(r.notes->now() == 0);
+      if (is_over) break;
+    }
+    CHECK((failures > 5 || !test::counts_allocations()));
+    CHECK(make() == 10 * page);
+    CHECK(r.at_rest());
+  }
+}
+#endif
 
 TEST_CASE("fault 90: the program that exits") {
   // Started by the next one. (A program of its own: no other test's statics count.)

@@ -285,7 +285,7 @@ TEST_CASE("residency: any ranks, and any guess of how far the victims are, give 
   pulseinfer::detail::random_source draw(13);
   for (int round = 0; round < 400; ++round) {
     tables t(1, slots, blocks, {static_cast<std::int32_t>(k + draw.below(slots - k + 1))});
-    const std::int32_t number = 1 << draw.below(28);
+    const std::int32_t number = 1 << draw.below(31);
     const std::uint64_t spread = std::uint64_t{1} << draw.below(28);
     model m{std::vector<model::slot>(static_cast<std::size_t>(t.lent[0])), {}};
     for (std::size_t s = 0; s < m.slots.size(); ++s) {
@@ -296,6 +296,9 @@ TEST_CASE("residency: any ranks, and any guess of how far the victims are, give 
       m.slots[s] = {t.block_in[s], t.rank[s], false};
     }
     t.reach[0] = static_cast<std::int32_t>(draw.below(spread)) - 5;
+    // As far ahead as a search may end: no sum of that and the clock is too large for what it is in.
+    if (draw.one_in(4)) t.reach[0] = number - (pulseinfer::detail::resolve_row::in_use - 1);
+    if (draw.one_in(4)) t.reach[0] = number;
     step s(1, k);
     choose(s, round % 2 == 0 ? blocks : slots, draw);
     s.body(t, number)(0, single_lane{});
@@ -535,6 +538,17 @@ TEST_CASE("residency: what did not arrive is forgotten, and its slot is the firs
   CHECK((t == after));
   s.body(t, 2)(0, single_lane{});
   CHECK((s.misses_of(0) == std::vector<moved>{{2, 1, -1}, {3, 2, -1}}));
+
+  // A row that is not in use has no tables, whatever a replay before has left in its mirror.
+  const tables before = t;
+  pulseinfer::detail::forget_misses of_nobody = forget;
+  const std::int32_t nobody = -1;
+  of_nobody.requests = &nobody;
+  of_nobody.tables.block_in += 6;  // (so that there is memory before it)
+  of_nobody.tables.slot_of += 10;
+  of_nobody.tables.rank += 6;
+  of_nobody(0, single_lane{});
+  CHECK((t == before));
 
   // A slot that has another block meanwhile is left alone.
   t.block_in[1] = 9;

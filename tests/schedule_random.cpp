@@ -31,8 +31,6 @@ using pulseinfer::schedule_action;
 using pulseinfer::selected_outcome;
 
 constexpr std::int32_t max_requests = 12;
-constexpr std::int32_t layers = 5;
-constexpr std::int32_t pages = 24;
 constexpr std::int32_t max_flights = 128;
 constexpr std::int32_t flights_per_request = 6;
 
@@ -76,18 +74,22 @@ class doomed_flights {
 
 class random_run {
  public:
-  random_run(backend machine, std::uint64_t seed)
+  /// @param of_any_size  how many requests, layers and pages there are is drawn, too
+  random_run(backend machine, std::uint64_t seed, bool of_any_size)
       : machine_(machine),
         random_(seed),
         flights_(machine),
-        scheduler_({.max_requests = max_requests,
-                    .layers = layers,
-                    .max_groups = 1 + static_cast<std::int32_t>(random_.below(4)),
+        requests_(of_any_size ? one_to(max_requests) : max_requests),
+        layers_(of_any_size ? one_to(5) : 5),
+        pages_(of_any_size ? (random_.one_in(5) ? 0 : one_to(24)) : 24),
+        scheduler_({.max_requests = requests_,
+                    .layers = layers_,
+                    .max_groups = one_to(4),
                     .max_flights = max_flights,
                     .flights_per_request = flights_per_request,
-                    .batches_in_flight = 1 + static_cast<std::int32_t>(random_.below(3)),
-                    .max_wait_batches = 4 + static_cast<std::int32_t>(random_.below(40)),
-                    .pages = pages,
+                    .batches_in_flight = one_to(3),
+                    .max_wait_batches = of_any_size ? one_to(44) : 3 + one_to(40),
+                    .pages = pages_,
                     .work = {.weight_bytes = 1e5, .request_bytes = 1e5, .recall_bytes = 1e3}}),
         host_(machine, 4096),
         device_(machine, 4096),
@@ -97,7 +99,7 @@ class random_run {
   void run(std::int64_t operations) {
     calm_ = false;
     while (operations_ < operations) {
-      if (random_.one_in(3)) disturb();
+      while (random_.one_in(2)) disturb();
       turn();
     }
     calm_ = true;
@@ -105,10 +107,9 @@ class random_run {
       turn();
     CHECK(scheduler_.counts().total() == 0);
     CHECK(flights_.size() == 0);
-    CHECK(scheduler_.free_pages() == pages);
+    CHECK(scheduler_.free_pages() == pages_);
     CHECK(wrong_ == 0);
     CHECK(entered_ == finished_ + cancelled_);
-    CHECK(finished_ > 0);
   }
 
   std::int64_t finished() const { return finished_; }
@@ -121,6 +122,7 @@ class random_run {
     int steps_left = 0;
     bool next_selected = false;
     bool running = false;
+    bool aside = false;  ///< was asked to be, and not to go on
     bool leaving = false;
   };
 
@@ -129,14 +131,19 @@ class random_run {
     if (!holds) ++wrong_;
   }
   bool chance(std::uint64_t n) { return !calm_ && random_.one_in(n); }
+  std::int32_t one_to(std::int32_t most) { return 1 + up_to(most - 1); }
+  std::int32_t up_to(std::int32_t most) {
+    return static_cast<std::int32_t>(random_.below(static_cast<std::uint64_t>(most) + 1));
+  }
   model& of(request_id id) { return *models_[static_cast<std::size_t>(id.index)]; }
 
   /// Something happens from outside.
   void disturb() {
     ++operations_;
-    const auto i = static_cast<std::size_t>(random_.below(max_requests));
+    if (random_.one_in(2)) disturbed_ = static_cast<std::size_t>(up_to(requests_ - 1));
+    const std::size_t i = disturbed_;  // the same one often, before anything is done about it
     if (!models_[i]) {
-      const auto id = scheduler_.add({.pages = static_cast<std::int32_t>(random_.below(6))});
+      const auto id = scheduler_.add({.pages = up_to(std::min(pages_, 5))});
       if (!id) return;
       expect(!models_[static_cast<std::size_t>(id->index)]);
       models_[static_cast<std::size_t>(id->index)] =
@@ -158,15 +165,22 @@ class random_run {
         break;
       case 1:
         (void)scheduler_.preempt(m.id);
+        m.aside = true;
         if (!m.running) m.next_selected = false;
         break;
       case 2:
       case 3:
-        (void)scheduler_.interrupt(m.id);
+        if (scheduler_.interrupt(m.id) != leave_outcome::not_running) m.aside = true;
         break;
       default:
-        if (state == layer_state::parked) scheduler_.resume(m.id);
+        if (state == layer_state::parked || m.aside) resume(m);
+        if (state == layer_state::recalling && random_.one_in(4)) scheduler_.fall_back(m.id);
     }
+  }
+
+  void resume(model& m) {
+    scheduler_.resume(m.id);
+    m.aside = false;
   }
 
   /// One decision, and what the engine does about it.
@@ -174,7 +188,7 @@ class random_run {
     ++operations_;
     for (auto& m : models_) {
       if (m && !m->leaving && scheduler_.state_of(m->id) == layer_state::parked && calm_) {
-        scheduler_.resume(m->id);
+        resume(*m);
       }
       if (!m || m->leaving || scheduler_.state_of(m->id) != layer_state::done) continue;
       m->next_selected = false;
@@ -229,11 +243,11 @@ class random_run {
       const bool recalls = random_.one_in(2);
       const auto outcome = scheduler_.selected(
           id, {.bytes = recalls ? 1000.0 : 0.0,
-               .pages = static_cast<std::int32_t>(random_.below(random_.one_in(9) ? pages : 6))});
+               .pages = up_to(random_.one_in(9) ? pages_ : std::min(pages_, 5))});
       if (outcome == selected_outcome::recall_now) recalling.push_back(id);
     }
     recall(recalling, 0);
-    if (layer + 1 < layers && random_.one_in(4)) {
+    if (layer + 1 < layers_ && random_.one_in(4)) {
       std::vector<request_id> ahead;
       for (const request_id id : who) {
         if (scheduler_.state_of(id) != layer_state::waiting) ahead.push_back(id);
@@ -271,7 +285,7 @@ class random_run {
   }
   void run_batch(const pulseinfer::schedule_decision& d, const std::vector<request_id>& who) {
     for (const request_id id : who) {
-      expect(of(id).layer == d.layer && !of(id).running && !of(id).leaving);
+      expect(of(id).layer == d.layer && !of(id).running && !of(id).aside && !of(id).leaving);
       of(id).running = true;
     }
     if (chance(30)) {
@@ -287,7 +301,7 @@ class random_run {
     std::vector<request_id> chosen;
     for (const request_id id : who) {
       if (random_.one_in(6) && !is_full(id)) stored.push_back(id);
-      if (d.layer + 1 < layers && !of(id).next_selected && random_.one_in(3)) chosen.push_back(id);
+      if (d.layer + 1 < layers_ && !of(id).next_selected && random_.one_in(3)) chosen.push_back(id);
     }
     if (!stored.empty()) {
       machine_.copy_async(host_.data(), device_.data(), 512,
@@ -327,7 +341,7 @@ class random_run {
         if (!m || !(m->id == id) || m->leaving) continue;
         m->running = false;
         if (!b.fails) {
-          m->layer = (b.layer + 1) % layers;
+          m->layer = (b.layer + 1) % layers_;
           m->next_selected = false;
         }
         expect(scheduler_.layer_of(id) == m->layer);
@@ -356,12 +370,15 @@ class random_run {
       held += scheduler_.pages_of(m->id);
     }
     expect(std::equal(counts.begin(), counts.end(), scheduler_.counts().of));
-    expect(held + scheduler_.free_pages() == pages);
+    expect(held + scheduler_.free_pages() == pages_);
   }
 
   backend machine_;
   pulseinfer::detail::random_source random_;
   doomed_flights flights_;
+  std::int32_t requests_;
+  std::int32_t layers_;
+  std::int32_t pages_;
   layer_scheduler scheduler_;
   pulseinfer::pinned_buffer<std::byte, backend> host_;
   pulseinfer::device_buffer<std::byte, backend> device_;
@@ -370,6 +387,7 @@ class random_run {
   std::array<std::optional<model>, max_requests> models_ = {};
   std::vector<batch> batches_;
   bool calm_ = false;
+  std::size_t disturbed_ = 0;
   std::int64_t operations_ = 0;
   std::int64_t entered_ = 0;
   std::int64_t finished_ = 0;
@@ -383,8 +401,28 @@ TEST_CASE("schedule random: whatever happens, everybody finishes and the books b
   test::each_backend([&](const backend&) { ++configurations; });
   test::each_backend([&](backend machine) {
     CAPTURE(seed);
-    random_run(machine, seed++).run(test::rounds(6'000, 240'000) / configurations + 100);
+    random_run run(machine, seed++, false);
+    run.run(test::rounds(6'000, 240'000) / configurations + 100);
+    CHECK(run.finished() > 0);
   });
+}
+
+TEST_CASE("schedule random: schedules of any size, one request and one layer among them") {
+  const bool has_virtual_time = !test::takes_threads<backend>;
+  const auto schedules = has_virtual_time ? test::rounds(600, 100'000) : test::rounds(40, 1'000);
+  std::int64_t configurations = 0;
+  test::each_backend([&](const backend&) { ++configurations; });
+  std::uint64_t seed = 1'000'000;
+  std::int64_t finished = 0;
+  test::each_backend([&](backend machine) {
+    for (std::int64_t i = 0; i <= schedules / configurations; ++i) {
+      CAPTURE(seed);
+      random_run run(machine, seed++, true);
+      run.run(60);
+      finished += run.finished();
+    }
+  });
+  CHECK(finished > schedules / 4);
 }
 
 }  // namespace

@@ -55,6 +55,34 @@ TEST_CASE("selection: defaults that depend on others are filled in, the rest sta
   CHECK(kept.has_votes());
 }
 
+TEST_CASE("selection: what nobody tells is what docs/fidelity.md recommends") {
+  using pulseinfer::selection_budget;
+  const auto made = [](consensus_options o, std::int64_t blocks) {
+    o.query_heads = 8;
+    return pulseinfer::checked(o, geometry, blocks);
+  };
+  const consensus_options o = made({}, 8192);
+  CHECK(o.rule == consensus_rule::mean);
+  CHECK(o.normalisation == score_normalisation::none);
+  CHECK(o.head_groups == 1);
+  CHECK(o.budget_blocks == 64);
+  CHECK(o.budget == selection_budget::of_context(1.0 / 16, 16, 64));
+  // A store that cannot hold so many.
+  CHECK(made({}, 40).budget_blocks == 40);
+  CHECK(made({}, 40).budget == selection_budget::of_context(1.0 / 16, 16, 40));
+  CHECK(made({}, 9).budget == selection_budget::of_context(1.0 / 16, 9, 9));
+  // One of the two told says the other: a number is that number, a budget gets its room.
+  CHECK(made({.budget_blocks = 8}, 100).budget == selection_budget::fixed(8));
+  const auto by_mass = [&](const selection_budget& budget) {
+    return made({.budget = budget, .normalisation = score_normalisation::context}, 100);
+  };
+  CHECK(by_mass(selection_budget::of_mass(0.9, 4, 80)).budget_blocks == 80);
+  CHECK(by_mass(selection_budget::of_worth(0.001, 4, 0)).budget ==
+        selection_budget::of_worth(0.001, 4, 64));
+  CHECK(made({.budget_blocks = 8, .budget = selection_budget::of_context(0.5, 1, 4)}, 100)
+            .budget_blocks == 8);
+}
+
 TEST_CASE("fault 59: heads that do not divide are refused, as is all that is out of range") {
   refused([](auto& o) { o.query_heads = 10; }, "10 query heads are no multiple of 4 KV heads");
   refused([](auto& o) { o.head_groups = 3; }, "8 query heads are no multiple of 3 head groups");
@@ -62,7 +90,16 @@ TEST_CASE("fault 59: heads that do not divide are refused, as is all that is out
   refused([](auto& o) { o.head_groups = 0; }, "head_groups is 0");
   refused([](auto& o) { o.head_groups = 16; }, "head_groups is 16");
   refused([](auto& o) { o.budget_blocks = 0; }, "budget_blocks is 0");
+  refused([](auto& o) { o.budget_blocks = -1; }, "budget_blocks is -1");
   refused([](auto& o) { o.budget_blocks = 101; }, "budget_blocks is 101");
+  refused(
+      [](auto& o) {
+        o.budget_blocks = pulseinfer::room_for_budget;
+        o.budget = pulseinfer::selection_budget::fixed(101);
+      },
+      "the budget's cap is 101, expected 1 to 100");
+  refused([](auto& o) { o.budget = pulseinfer::selection_budget::of_worth(0.1, 0, 9); },
+          "the budget is by mass, but normalisation is none");
   refused([](auto& o) { o.sink_blocks = -1; }, "sink_blocks is -1");
   refused([](auto& o) { o.window_blocks = 101; }, "window_blocks is 101");
   refused([](auto& o) { o.max_rows = 0; }, "max_rows is 0");

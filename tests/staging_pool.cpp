@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "pulseinfer/concepts.hpp"
+#include "pulseinfer/pinned_allocator.hpp"
 #include "support/device_array.hpp"
 #include "support/hold.hpp"
 #include "support/host_function.hpp"
@@ -320,4 +321,25 @@ TEST_CASE("staging pool: sizes that make no sense are refused") {
                        doctest::Contains("at_once is 4, expected 0 to 3"), std::invalid_argument);
   CHECK_THROWS_AS(pool_type(backend, 256, 3, -1), std::invalid_argument);
   CHECK_THROWS_AS(pool_type(backend, std::size_t{1} << 40, 4'096), pulseinfer::out_of_memory);
+}
+
+TEST_CASE("fault 25: pinned memory in pieces that end within chunks is refused") {
+  using paged = pulseinfer::paged_backend<test::backend>;
+  const std::size_t page = pulseinfer::detail::page_system{}.page_bytes();
+  pulseinfer::pinned_options options;
+  options.max_chunk_bytes = 4 * page;
+  paged backend(test::make_backend(), options);
+  CHECK_THROWS_WITH_AS(
+      pulseinfer::staging_pool<paged>(backend, 3 * page, 3),
+      pulseinfer::detail::text_of("staging_pool: pinned memory in pieces of ", 4 * page,
+                                  " bytes that end within chunks of ", 3 * page,
+                                  ", expected pinned_options::max_chunk_bytes to be at least ",
+                                  9 * page, ", or a backend that is not paged")
+          .c_str(),
+      std::invalid_argument);
+  CHECK(backend.resource().allocations() == 0);
+  const pulseinfer::staging_pool<paged> two_a_piece(backend, 2 * page, 5);
+  CHECK(two_a_piece.size() == 5);
+  const pulseinfer::staging_pool<paged> in_one_piece(backend, page + 256, 3);
+  CHECK(in_one_piece.size() == 3);
 }

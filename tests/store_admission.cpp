@@ -209,6 +209,35 @@ TEST_CASE("store admission: a block that two sequences share goes under both, on
   CHECK(s.prefix_of(parent) == 1);
 }
 
+TEST_CASE(
+    "store admission: what is held or read is not made room of, and can be leased meanwhile") {
+  shelf_type s = make_shelf(8);
+  s.leave(keys_of({1}));
+  auto found = s->open_sequence(keys_of({1}));
+  const sequence_id parent = s.open();
+  s.put_blocks(parent, 0, 2);
+  const sequence_id child = s.fork(parent, 1);
+  const sequence_id writer = s.open();
+  auto lease = s->acquire(child, 1);  // keeps the first block of the parent's, not the second
+  s.expect({.free = 2, .evictable = 2, .pinned = 4});
+  CHECK(reserve_whole(s, writer, 0, 3).empty());
+  CHECK(s.prefix_of(parent) == 2);
+  put_whole(s, writer, 0, 2);
+  CHECK(s.prefix_of(parent) == 1);
+  CHECK(reserve_whole(s, writer, 2, 3).empty());
+  CHECK(found->held.is_live());
+  CHECK(s->expire(store_type::no_deadline) == 0);
+  CHECK(reserve_whole(s, writer, 2, 3).empty());
+  found->held.release();
+  put_whole(s, writer, 2, 3);  // its sequence is open still, and gives it up
+  CHECK(s.prefix_of(found->sequence) == 0);
+  lease.release();
+  put_whole(s, writer, 3, 4);
+  CHECK(s.prefix_of(parent) == 0);
+  CHECK(s.prefix_of(child) == 0);
+  s.expect({.evictable = 8});
+}
+
 TEST_CASE("store admission: records are made room for as units are") {
   shelf_type s = make_shelf(8, {.max_stored_blocks = 3});
   const sequence_id old = s.open();

@@ -10,7 +10,9 @@
 #include <fstream>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
+#include <stdexcept>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -254,6 +256,266 @@ TEST_CASE("store life: tables of a large store are a small part of it") {
         {.capacity_bytes = units * unit_bytes, .max_sequences = 1, .max_blocks = 1});
     CHECK(store.metadata_bytes() / units <= 250);  // a record a unit: the dearest that there is
   }
+}
+
+// What others throw.
+
+namespace {
+
+/// `lru`, until it is told to do what no policy may.
+template <bool TellsEvictable>
+class fickle {
+ public:
+  static inline int until_throw = 0;      ///< the nth call from now on throws, the first being 1
+  static inline bool is_lasting = false;  ///< and those after it
+  static inline bool refuses = false;     ///< gives nothing up, and has not said so
+
+  explicit fickle(std::int32_t capacity) : order_(capacity) {}
+  [[nodiscard]] std::int32_t capacity() const { return order_.capacity(); }
+  [[nodiscard]] bool contains(std::int32_t group) const { return order_.contains(group); }
+  void insert(std::int32_t group, const pulseinfer::eviction_entry& entry) {
+    may_throw();
+    order_.insert(group, entry);
+    ++size_;
+  }
+  void touch(std::int32_t group) { order_.touch(group); }
+  void erase(std::int32_t group) {
+    may_throw();
+    order_.erase(group);
+    --size_;
+  }
+  void evict(std::int32_t group) { erase(group); }
+  template <class CanEvict>
+  [[nodiscard]] std::int32_t victim(CanEvict can_evict) const {
+    may_throw();
+    return refuses ? -1 : order_.victim(can_evict);
+  }
+  [[nodiscard]] std::int32_t evictable() const requires TellsEvictable {
+    may_throw();
+    return size_;
+  }
+
+ private:
+  static void may_throw() {
+    if (until_throw <= 0 || --until_throw > 0) return;
+    until_throw = is_lasting ? 1 : 0;
+    throw std::runtime_error("fickle");
+  }
+
+  pulseinfer::lru order_;
+  std::int32_t size_ = 0;
+};
+
+/// A full store of 16 units: three blocks that only names keep, two sequences that share two blocks,
+/// one that is read and one that is held.
+template <class Policy>
+struct full_scene {
+  full_scene() {
+    s.leave(named);
+    s.leave(keys_of({3}));
+    s.put_blocks(parent, 0, 2);
+    child = s.fork(parent, 2);
+    s.put_blocks(child, 2, 3);
+    s.put_blocks(read, 0, 1);
+    s.leave(keys_of({9}));
+    held = s->open_sequence(keys_of({9}));
+    lease = s->acquire(read, 0);
+    s.expect({.evictable = 12, .pinned = 4});
+  }
+  /// What nobody may have touched; and all gates are open.
+  void expect_untouched() {
+    CHECK(finds(lease, read, {0, 0}));
+    CHECK(held->held.is_live());
+    CHECK(s->acquire(held->sequence, 1).find(logical_block{0}) != nullptr);
+    CHECK(s.prefix_of(parent) == 2);
+    CHECK(s.prefix_of(child) == 3);
+    for (const sequence_id id : {parent, child, read, writer}) {
+      CHECK(static_cast<bool>(s->acquire(id, 0)));
+    }
+  }
+  /// All of it can be had again.
+  void end() {
+    lease.release();
+    held->held.release();
+    for (const sequence_id id : {parent, child, read, writer, held->sequence}) {
+      CHECK(s->close_sequence(id) == close_outcome::closed);
+    }
+    (void)s->clear();
+    s.expect({.free = 16});
+    s.put_blocks(s.open(), 0, 8);
+  }
+
+  using store = store_with<Policy>;
+  shelf<store> s{test::make_backend(), 16, {.max_events = 64}};
+  const std::vector<pulseinfer::block_key> named = keys_of({1, 2});
+  sequence_id parent = s.open();
+  sequence_id read = s.open();
+  sequence_id writer = s.open();
+  sequence_id child;
+  std::optional<typename store::opened_prefix> held;
+  typename store::lease lease;
+};
+
+std::vector<logical_block> first_blocks(std::int32_t count) {
+  std::vector<logical_block> blocks;
+  for (std::int32_t b = 0; b < count; ++b) blocks.push_back(logical_block{b});
+  return blocks;
+}
+
+/// Each call of the policy that `act` leads to throws, in one run after the other.
+template <class Policy, class Act>
+int throw_everywhere(Act act) {
+  int thrown = 0;
+  for (const bool is_lasting : {false, true}) {
+    for (int nth = 1;; ++nth) {
+      CAPTURE(nth);
+      CAPTURE(is_lasting);
+      full_scene<Policy> scene;
+      Policy::is_lasting = is_lasting;
+      Policy::until_throw = nth;
+      bool is_through = true;
+      try {
+        act(scene);
+      } catch (const std::runtime_error&) {
+        is_through = false;
+        ++thrown;
+      }
+      const bool is_over = Policy::until_throw > 0 && is_through;
+      Policy::until_throw = 0;
+      if (!is_through) {
+        CHECK(scene.s.counts().writing == 0);
+        scene.expect_untouched();
+      }
+      scene.end();
+      if (is_over || nth > 50) break;
+    }
+  }
+  Policy::is_lasting = false;
+  return thrown;
+}
+
+template <class Policy>
+void survives_what_policies_throw() {
+  const auto undo = [](auto& scene, const std::vector<pulseinfer::reservation>& got) {
+    for (const pulseinfer::reservation& r : got) {
+      if (r.outcome == reserve_outcome::reserved) scene.s->abort(r.slot);
+    }
+  };
+  CHECK(throw_everywhere<Policy>([&](auto& scene) {
+          std::vector<pulseinfer::reservation> got(5 * layers);  // four units more than names keep
+          const auto outcome = scene.s->reserve_whole(scene.writer, first_blocks(5), got);
+          CHECK(outcome == reserve_outcome::reserved);
+          undo(scene, got);
+        }) > 6);
+  CHECK(throw_everywhere<Policy>([&](auto& scene) {
+          const auto got = scene.s->reserve(scene.writer, 0, logical_block{0});
+          undo(scene, {got});
+        }) > 2);
+  CHECK(throw_everywhere<Policy>([&](auto& scene) {
+          std::vector<pulseinfer::reservation> got(6);
+          try {
+            scene.s->reserve(scene.writer, 1, first_blocks(6), got);
+          } catch (...) {
+            for (const pulseinfer::reservation& r : got) {
+              CHECK(r.outcome != reserve_outcome::reserved);
+            }
+            throw;
+          }
+          undo(scene, got);
+        }) > 6);
+  CHECK(throw_everywhere<Policy>([&](auto& scene) {
+          const auto found = scene.s->open_sequence(scene.named);
+          REQUIRE(found.has_value());
+          CHECK(found->blocks == 2);
+          (void)scene.s->close_sequence(found->sequence);
+        }) > 2);
+  CHECK(throw_everywhere<Policy>([](auto& scene) { (void)scene.s->clear(); }) > 6);
+}
+
+}  // namespace
+
+TEST_CASE("store life: a policy that throws takes nothing with it, and locks nobody out") {
+  survives_what_policies_throw<fickle<true>>();
+  survives_what_policies_throw<fickle<false>>();
+}
+
+TEST_CASE("store life: a block that the policy does not take is given up, and told of") {
+  using policy = fickle<true>;
+  shelf<store_with<policy>> s(test::make_backend(), 8, {.max_events = 8});
+  const auto names = keys_of({1, 2});
+  const sequence_id id = s.open();
+  s.put_blocks(id, 0, 2);
+  s.name(id, names);
+  (void)s.events();
+  policy::until_throw = 1;  // the last block is the first that it is given
+  CHECK(s->close_sequence(id) == close_outcome::closed);
+  CHECK(policy::until_throw == 0);
+  CHECK(s->ready_blocks(names) == 1);
+  s.expect({.free = 6, .evictable = 2});
+  const auto events = s.events();
+  REQUIRE(events.size() == 1);
+  CHECK(events[0] == pulseinfer::store_event{pulseinfer::store_event::what::evicted, names[1]});
+  s.leave(keys_of({5, 6}));
+  CHECK(s->clear() == 3);
+  s.expect({.free = 8});
+}
+
+TEST_CASE("store life: a policy that gives less up than there is costs nobody a block") {
+  using policy = fickle<false>;
+  full_scene<policy> scene;
+  std::vector<pulseinfer::reservation> got(5 * layers);
+  policy::refuses = true;
+  for (const std::int32_t blocks : {2, 3, 5}) {
+    CHECK(scene.s->reserve_whole(scene.writer, first_blocks(blocks), got) == reserve_outcome::full);
+    scene.expect_untouched();
+    scene.s.expect({.evictable = 12, .pinned = 4});
+    CHECK(scene.s->ready_blocks(scene.named) == 2);
+  }
+  policy::refuses = false;
+  scene.end();
+}
+
+TEST_CASE("store life: an error for which there is no memory leaves the store as it was") {
+  full_scene<pulseinfer::lru> scene;
+  auto& s = scene.s;
+  const store_counts before = s.counts();
+  std::vector<pulseinfer::reservation> got(2 * layers);
+  const auto blocks = first_blocks(2);
+  std::vector<pulseinfer::name_outcome> named(2);
+  const auto fails = [&](auto act) {
+    for (std::uint64_t nth = 1; nth < 20 && test::counts_allocations(); ++nth) {
+      test::fail_allocation(nth);
+      bool is_other = false;  // it had the memory to say what was wrong
+      try {
+        act();
+        CHECK(false);
+      } catch (const std::bad_alloc&) {
+      } catch (const std::logic_error&) {
+        is_other = true;
+      }
+      test::fail_allocation(0);
+      CHECK(s.counts() == before);
+      if (is_other) return;
+    }
+    CHECK(!test::counts_allocations());
+  };
+  const logical_block far{64};
+  fails([&] { (void)s->reserve({}, 0, logical_block{0}); });
+  fails([&] { (void)s->reserve(scene.writer, 0, far); });
+  fails([&] { (void)s->reserve_whole({}, blocks, got); });
+  fails([&] { (void)s->reserve_whole(scene.writer, {&far, 1}, got); });
+  fails([&] { (void)s->fork(scene.parent, 65); });
+  fails([&] { (void)s->trim(scene.parent, -1); });
+  fails([&] { (void)s->close_sequence({}); });
+  fails([&] { (void)s->acquire(scene.parent, 2); });
+  fails([&] { (void)s->acquire({}, 0); });
+  fails([&] { (void)s->name_block(scene.parent, logical_block{7}, scene.named[0]); });
+  fails([&] { s->name_blocks({}, logical_block{0}, scene.named, named); });
+  fails([&] { s->commit(host_slot{3}); });
+  fails([&] { s->abort(host_slot::none); });
+  fails([&] { (void)s->contains(scene.parent, 0, far); });
+  scene.expect_untouched();
+  scene.end();
 }
 
 // Handles.

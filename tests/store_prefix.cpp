@@ -301,12 +301,49 @@ TEST_CASE("store prefix: a hold ends at its deadline, and not before") {
   CHECK(s->expire(std::numeric_limits<std::int64_t>::max()) == 0);
 }
 
-TEST_CASE("store prefix: no deadline is a deadline, too, at the end of time") {
+TEST_CASE("store prefix: a hold without a deadline does not end by itself, whatever time it is") {
   shelf_type s = make_shelf(4);
   s.leave(keys_of({1}));
-  const auto found = s->open_sequence(keys_of({1}));
-  CHECK(s->expire(store_type::no_deadline - 1) == 0);
-  CHECK(found->held.is_live());
+  auto never = s->open_sequence(keys_of({1}));
+  auto late = s->open_sequence(keys_of({1}), store_type::no_deadline - 1);
+  CHECK(s->expire(store_type::no_deadline - 2) == 0);
+  CHECK(s->expire(store_type::no_deadline) == 1);
+  CHECK(!late->held.is_live());
+  CHECK(never->held.is_live());
+  s.expect({.free = 2, .pinned = 2});
+  never->held.release();
+  CHECK(s->expire(store_type::no_deadline) == 0);
+  s.expect({.free = 2, .evictable = 2});
+}
+
+TEST_CASE("store prefix: who names what is there already does not change how long it stays") {
+  auto s = make_shelf_with<pulseinfer::prioritized<>>(6);
+  const keys prompt = keys_of({1});
+  const pulseinfer::retention pinned{.priority = pulseinfer::never_evict};
+  const auto can_go = [&] {
+    const sequence_id writer = s.open();
+    const logical_block blocks[] = {logical_block{0}, logical_block{1}, logical_block{2}};
+    pulseinfer::reservation got[3 * layers];  // all that there is
+    const bool is_room = s->reserve_whole(writer, blocks, got) == reserve_outcome::reserved;
+    for (const pulseinfer::reservation& r : got) {
+      if (is_room) s->abort(r.slot);
+    }
+    CHECK(s->close_sequence(writer) == close_outcome::closed);
+    return is_room;
+  };
+  s.leave(prompt);
+  const sequence_id twin = s.open();
+  s.put_blocks(twin, 0, 1);
+  CHECK(s->name_block(twin, logical_block{0}, prompt[0], pinned) == name_outcome::exists);
+  CHECK(s->close_sequence(twin) == close_outcome::closed);
+  CHECK(can_go());
+  CHECK(s->ready_blocks(prompt) == 0);
+  s.leave(prompt);
+  const auto found = s->open_sequence(prompt);  // what is found is the block that has the name
+  CHECK(s->name_block(found->sequence, logical_block{0}, prompt[0], pinned) == name_outcome::named);
+  CHECK(s->close_sequence(found->sequence) == close_outcome::closed);
+  CHECK(!can_go());
+  CHECK(s->ready_blocks(prompt) == 1);
 }
 
 TEST_CASE("store prefix: holds move, and are let go once") {

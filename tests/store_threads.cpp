@@ -105,6 +105,11 @@ struct traffic {
       }
     }
   }
+  /// Nobody begins to read it any more; who does so already goes on.
+  void forget(sequence_id id) {
+    std::lock_guard lock(mutex);
+    std::erase_if(known, [&](const auto& k) { return k.first == id; });
+  }
   void serve(pulseinfer::detail::random_source& draw) {
     const auto family = static_cast<std::int32_t>(draw.below(families));
     auto found = store.open_sequence(prompt_of(family),
@@ -130,17 +135,19 @@ struct traffic {
       }
     }
     if (const auto child = store.fork(id, named_positions)) {
+      {
+        std::lock_guard lock(mutex);
+        known.emplace_back(*child, family);
+      }
       write(*child, named_positions, positions, family, draw);
       verify(*child, static_cast<std::int32_t>(draw.below(layers)), family, 0);
-      if (draw.one_in(2)) {
+      if (draw.one_in(2)) {  // somebody may be reading it, and then it stays as it is
         (void)store.trim(*child, static_cast<std::int32_t>(draw.below(positions)));
       }
+      forget(*child);
       (void)store.close_sequence(*child);
     }
-    {
-      std::lock_guard lock(mutex);
-      std::erase_if(known, [&](const auto& k) { return k.first == id; });
-    }
+    forget(id);
     (void)store.close_sequence(id);
   }
   void read_some(pulseinfer::detail::random_source& draw) {

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "pulseinfer/link_monitor.hpp"
 #include "support/allocations.hpp"
 #include "support/failing_backend.hpp"
 #include "support/offload_rig.hpp"
@@ -506,9 +507,24 @@ TEST_CASE("transfer: a cancel takes effect at the border of a chunk") {
   each([](backend machine) {
     using failing = test::failing_backend<backend>;
     failing watched(machine);
-    for (const bool is_recall : {true, false}) {
+    // The first call of the third chunk: chunks of one, two and two units, of two strips each.
+    struct moment {
+      bool is_recall;
+      transfer_way way;
+      test::job which;
+      int nth;
+    };
+    using test::job;
+    for (const auto& [is_recall, way, which, nth] :
+         {moment{true, transfer_way::staged, job::copy, 3},
+          moment{true, transfer_way::pull, job::kernel, 3},
+          moment{true, transfer_way::batched, job::copy_many, 3},
+          moment{true, transfer_way::direct, job::copy, 7},
+          moment{true, transfer_way::per_block, job::copy, 7},
+          moment{false, transfer_way::staged, job::copy, 3}}) {
       CAPTURE(is_recall);
-      test::offload_rig<failing> r(watched, {.chunk_units = 2, .chunks_in_flight = 1});
+      CAPTURE(static_cast<int>(way));
+      test::offload_rig<failing> r(watched, {.chunk_units = 2, .chunks_in_flight = 1, .way = way});
       const auto id = r.stored(1, blocks(4));
       if (!is_recall) {
         for (std::int32_t b = 0; b < 12; ++b) r.pages.put(0, b, stamp(2, 0, b));
@@ -517,8 +533,7 @@ TEST_CASE("transfer: a cancel takes effect at the border of a chunk") {
       r.lend(0, 20, 6);
       std::optional<pulseinfer::ticket<failing>> t;
       std::atomic<bool> is_there{false};
-      // While the copy of the third chunk is enqueued: chunks of one, two and two units.
-      watched.arm(test::job::copy, 3, [&](const auto*) {
+      watched.arm(which, nth, [&](const auto*) {
         while (!is_there.load()) std::this_thread::yield();
         t->cancel();
       });
@@ -684,7 +699,8 @@ TEST_CASE("transfer: in steady state nothing is allocated") {
   // in every round or in none.
   if (std::string_view(test::backend_name) != "host") return;
   each([](backend machine) {
-    rig r(machine);
+    pulseinfer::link_monitor monitor;
+    rig r(machine, {.monitor = &monitor});
     const auto id = r.stored(1, blocks(40));
     r.lend(0, 0, 6);
     const std::vector<pulseinfer::selection> choices = {r.choice({{0, 1, 2, 3}})};

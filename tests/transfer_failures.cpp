@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <string>
@@ -39,6 +41,56 @@ struct broken_kernel {
   void operator()(std::int64_t, std::int64_t) const {
     throw device_error("broken_kernel: failed on purpose");
   }
+};
+
+/// A machine of which the nth thing that is asked for, memory, stream or event, is not to be had.
+class scarce_backend : public test::backend {
+ public:
+  explicit scarce_backend(const test::backend& base) : test::backend(base) {}
+  void fail_at(int nth) { *left_ = nth; }
+  /// Memory that has not been given back.
+  [[nodiscard]] int out() const { return *out_; }
+  [[nodiscard]] bool has_failed() const { return *left_ < 0; }
+
+  [[nodiscard]] void* allocate_device(std::size_t bytes) {
+    return counted([&] { return test::backend::allocate_device(bytes); });
+  }
+  void deallocate_device(void* p, std::size_t bytes) noexcept {
+    --*out_;
+    test::backend::deallocate_device(p, bytes);
+  }
+  [[nodiscard]] void* allocate_pinned(std::size_t bytes) {
+    return counted([&] { return test::backend::allocate_pinned(bytes); });
+  }
+  void deallocate_pinned(void* p, std::size_t bytes) noexcept {
+    --*out_;
+    test::backend::deallocate_pinned(p, bytes);
+  }
+  [[nodiscard]] stream make_stream(pulseinfer::stream_priority priority) {
+    ask();
+    return test::backend::make_stream(priority);
+  }
+  [[nodiscard]] event make_event() {
+    ask();
+    return test::backend::make_event();
+  }
+
+ private:
+  void ask() {
+    if (*left_ > 0 && --*left_ == 0) {
+      *left_ = -1;
+      throw pulseinfer::out_of_memory("scarce_backend: none on purpose");
+    }
+  }
+  template <class Allocate>
+  void* counted(Allocate allocate) {
+    ask();
+    void* const p = allocate();
+    ++*out_;
+    return p;
+  }
+  std::shared_ptr<int> left_ = std::make_shared<int>(0);
+  std::shared_ptr<int> out_ = std::make_shared<int>(0);
 };
 
 /// How the armed call fails: it throws, or what the stream was given before it fails there.
@@ -101,7 +153,8 @@ void at_every_call(F f) {
   for (const auto& named : test::all_jobs) {
     const job which = named.first;
     for (const way_to_fail how : {way_to_fail::throws, way_to_fail::breaks_stream}) {
-      if (which == job::task && how == way_to_fail::breaks_stream) continue;
+      const bool has_stream = which != job::task && which != job::poll;
+      if (!has_stream && how == way_to_fail::breaks_stream) continue;
       INFO("the call is ", std::string(named.second), ", it ",
            std::string(how == way_to_fail::throws ? "throws" : "breaks its stream"));
       for (int n = 1; n < 100; ++n) {
@@ -417,5 +470,82 @@ TEST_CASE("fault 46: a discard that fails with its stream is not taken for done"
     CHECK((rig::missed(*again, 0) == ints{0, 5}));
     CHECK(t.report().moved == 2);
     machine.sync(r.stream);
+  });
+}
+
+TEST_CASE("fault 46: an engine that cannot be had leaves nothing behind, and can be had later") {
+  test::each_backend([](const test::backend& base) {
+    scarce_backend machine(base);
+    constexpr std::int64_t unit = rig::geometry.unit_bytes();
+    test::paged_pool<scarce_backend> pages(machine, rig::geometry, 8);
+    pulseinfer::block_store<scarce_backend> store(
+        machine, rig::geometry, {.capacity_bytes = 8 * unit, .max_sequences = 2, .max_blocks = 8});
+    auto stream = machine.make_stream(pulseinfer::stream_priority::normal);
+    const int out = machine.out();
+    const auto id = store.open_sequence().value();
+    const rig::targets units = {{0, 0, 3}, {0, 1, 4}};
+    int failures = 0;
+    for (int nth = 1;; ++nth) {
+      CAPTURE(nth);
+      machine.fail_at(nth);
+      bool is_made = false;
+      try {
+        pulseinfer::transfer_engine mover(machine, store, pages.pool(),
+                                          {.staging_bytes = 3 * unit,
+                                           .chunk_bytes = unit,
+                                           .transfers_in_flight = 2,
+                                           .max_units = 8});
+        is_made = true;
+        mover.offload(0, {&id, 1}, units, stream)->sync();
+        auto t = mover.recall_units(0, {&id, 1}, units, stream).value();
+        t.sync();
+        CHECK(t.report().moved == 2);
+      } catch (const pulseinfer::out_of_memory&) {
+        ++failures;
+      }
+      CHECK(is_made != machine.has_failed());
+      CHECK(machine.out() == out);
+      if (is_made) break;
+    }
+    machine.fail_at(0);
+    CHECK(failures > 20);  // two directions of two streams, three chunks, two transfers
+    CHECK(rig::at_rest(store.counts()));
+  });
+}
+
+TEST_CASE(
+    "fault 46: who gets the chunk of a failed transfer comes behind what was enqueued for it") {
+  // The scatter of the first transfer is enqueued and waits for the engine when the call behind it
+  // fails. It reads the chunk, pages and all: a second transfer's, if that filled it by then.
+  each([](backend machine) {
+    rig r(machine, {.chunk_units = 1});
+    const auto id = r.stored(1, blocks(6));
+    auto other = machine.make_stream(pulseinfer::stream_priority::normal);
+    constexpr auto size = static_cast<std::size_t>(rig::geometry.unit_bytes());
+    rig::targets units;
+    for (std::int32_t b = 1; b < 6; ++b) {
+      units.push_back({0, b, 20 + b});
+      r.pages.put(0, 20 + b, stamp(9, 0, b));
+    }
+    r.pages.upload(r.stream);
+    for (std::int32_t b = 1; b < 6; ++b) r.pages.put(0, 20 + b, test::unit_bytes(size));
+    {
+      test::hold<test::backend> readers(machine, other);
+      for (std::int32_t b = 1; b < 6; ++b) r.pages.read_page(0, 20 + b, other);
+      test::hold<test::backend> writers(machine, r.stream);
+      machine.arm_throw(job::record, 3);  // the call, the DMA, the scatter
+      auto failing = r.recall(0, id, {{0, 0, 10}}).value();
+      machine.sync_until([&] { return machine.has_struck(); });
+      auto next = r.mover.recall_units(0, {&id, 1}, units, other).value();
+      writers.release();
+      CHECK_THROWS_AS(failing.sync(), device_error);
+      readers.release();
+      next.sync();
+      CHECK(next.report().moved == 5);
+    }
+    machine.sync(other);
+    for (std::int32_t b = 1; b < 6; ++b) CHECK((r.pages.get(0, 20 + b) == stamp(9, 0, b)));
+    r.pages.download(r.stream);
+    for (std::int32_t b = 1; b < 6; ++b) CHECK((r.pages.get(0, 20 + b) == stamp(1, 0, b)));
   });
 }

@@ -135,6 +135,81 @@ TEST_CASE("transfer_link: nothing is left in the queue, whatever failed, or was 
   });
 }
 
+TEST_CASE("transfer_link: units wait from the call on, and those that the store lacks no longer") {
+  backend machine(test::make_backend());
+  link_monitor monitor;
+  // As many chunks as there are units: submitting waits for none that comes back.
+  rig r(machine, {.staging_chunks = 8, .way = transfer_way::direct, .monitor = &monitor});
+  const auto id = r.stored(1, {0, 1, 2});
+  machine.sync(r.stream);
+  test::hold<test::backend> held(machine, r.stream);  // no copy goes before the engine
+  auto coming = r.recall(0, id, units(5));
+  auto leaving = r.offload(0, id, {{0, 2, 3}, {0, 9, 4}, {0, 10, 5}});  // the store has the first
+  REQUIRE(coming.has_value());
+  REQUIRE(leaving.has_value());
+  const bool nothing_goes = test::hold<test::backend>::is_exact;
+  if (nothing_goes || !test::takes_threads<test::backend>) {
+    const link_snapshot at_once = now(machine, monitor);
+    CHECK(at_once.recalls.queued_transfers == 1);
+    CHECK(at_once.recalls.queued_bytes >= 3 * unit);
+    CHECK(at_once.recalls.queued_bytes <= 5 * unit);
+    CHECK(at_once.stores.queued_transfers == 1);
+    CHECK(at_once.stores.queued_bytes == 2 * unit);
+    if (!test::takes_threads<test::backend>) CHECK(at_once.recalls.queued_bytes == 5 * unit);
+    coming->sync_submitted();
+    CHECK(now(machine, monitor).recalls.queued_bytes == 3 * unit);
+    auto unwanted = r.recall(0, id, units(3));
+    REQUIRE(unwanted.has_value());
+    unwanted->cancel();
+    CHECK(now(machine, monitor).recalls.queued_transfers == 2);
+    if (!test::takes_threads<test::backend>) {
+      CHECK(now(machine, monitor).recalls.queued_bytes == 6 * unit);
+      unwanted->sync_submitted();
+      CHECK(now(machine, monitor).recalls.queued_bytes == 3 * unit);
+    }
+    held.release();
+    unwanted->sync();
+  }
+  held.release();
+  coming->sync();
+  leaving->sync();
+  CHECK(is_empty(now(machine, monitor).recalls));
+  CHECK(is_empty(now(machine, monitor).stores));
+  machine.sync(r.stream);
+}
+
+TEST_CASE("transfer_link: a step waits with as many units as the step before lacked") {
+  backend machine(test::make_backend());
+  link_monitor monitor;
+  rig r(machine, {.monitor = &monitor});
+  const auto id = r.stored(1, {0, 1, 2, 3, 4, 5, 6});
+  r.lend(0, 0, 6);
+  const auto recall = [&](const std::vector<std::int32_t>& chosen, std::int64_t expected) {
+    CAPTURE(expected);
+    const pulseinfer::selection selected = r.choice({chosen});
+    const pulseinfer::batch_view batch = r.rows_of({0});
+    test::hold<test::backend> held(machine, r.stream);  // it is not resolved yet
+    const auto step = r.hot.resolve(0, batch, selected, r.stream);
+    REQUIRE(step.has_value());
+    auto t = r.mover.recall(*step, {&id, 1}, r.stream);
+    REQUIRE(t.has_value());
+    if (test::hold<test::backend>::is_exact || !test::takes_threads<test::backend>) {
+      CHECK(now(machine, monitor).recalls.queued_transfers == 1);
+      CHECK(now(machine, monitor).recalls.queued_bytes == expected * unit);
+    }
+    held.release();
+    t->sync();
+    CHECK(is_empty(now(machine, monitor).recalls));
+    machine.sync(r.stream);
+    return t->report().moved;
+  };
+  CHECK(recall({0, 1, 2}, 4) == 3);  // nothing is known: all that it may have chosen
+  CHECK(recall({0, 1, 2, 3}, 3) == 1);
+  CHECK(recall({0, 1, 2, 3}, 1) == 0);
+  CHECK(recall({0, 1, 2, 4}, 0) == 1);
+  CHECK(recall({0, 1, 2, 5}, 1) == 1);
+}
+
 TEST_CASE("transfer_link: the time that copies wait for the engine is not the link's") {
   backend machine(test::make_backend());
   for (const transfer_way way : {transfer_way::staged, transfer_way::direct, transfer_way::pull}) {

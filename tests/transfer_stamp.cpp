@@ -80,7 +80,7 @@ class stamp_run {
       : draw_(seed),
         machine_(machine),
         r_(machine_, {.pages = pages,
-                      .capacity_units = 120,  // of up to 5 x 2 x 24
+                      .capacity_units = 60,  // of up to 5 x 2 x 24
                       .chunk_units = 3,
                       .staging_chunks = 4,
                       .chunks_in_flight = 3,

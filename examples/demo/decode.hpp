@@ -32,7 +32,7 @@ struct decode_options {
   std::int32_t hot_pages = 0;  ///< a request; 0: twice the budget
   std::int32_t sink_blocks = 1;
   std::int32_t window_blocks = 2;
-  pulseinfer::digest_kind digest = pulseinfer::digest_kind::mean;
+  pulseinfer::digest_kind digest = pulseinfer::digest_options{}.kind;
 };
 
 /// Sums over steps, layers and query heads.

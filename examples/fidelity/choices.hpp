@@ -25,10 +25,10 @@ inline constexpr std::int32_t fractions[] = {32, 16, 8};
 inline constexpr double capacities[] = {1, 1.5, 2, 3, 4};
 
 /// What the guide has: means, max + lambda * mean over the scores, one list a layer.
-inline constexpr choice guide{};
-/// What the study recommends, see docs/fidelity.md.
-inline constexpr choice recommended{
-    .digest = digest_kind::min_max, .element = element_type::i8, .rule = consensus_rule::mean};
+inline constexpr choice guide{
+    .digest = digest_kind::mean, .element = element_type::f32, .rule = consensus_rule::max_mean};
+/// What the study recommends, see docs/fidelity.md: the library's defaults.
+inline constexpr choice recommended{};
 
 template <class Value>
 struct named {
@@ -70,7 +70,8 @@ inline run sampled(const choice& how, std::int32_t budget) {
 inline run exactly(scope over, std::int32_t budget) {
   return {.how = {.over = over}, .exact = true, .budget = budget, .through = {}};
 }
-/// All steps, with a budget in blocks or as a part of the context, and hot buffers.
+/// All steps, with a budget in blocks or as a part of the context, and hot buffers. Neither: the
+/// library's default.
 inline run consecutive(const choice& how, std::int32_t budget, std::int32_t fraction,
                        std::vector<residency> through) {
   return {.how = how,
@@ -78,6 +79,14 @@ inline run consecutive(const choice& how, std::int32_t budget, std::int32_t frac
           .fraction = fraction,
           .steps = steps_of::every,
           .through = std::move(through)};
+}
+/// A budget by the masses that the recommended digests let one expect.
+inline choice by_mass(pulseinfer::budget_rule cut, double share) {
+  choice how = recommended;
+  how.normalisation = score_normalisation::context;
+  how.cut = cut;
+  how.share = share;
+  return how;
 }
 /// The same digest for other lists. A head of its own has nobody to agree with: no rule is applied.
 inline choice with_scope(choice c, scope over) {

@@ -26,26 +26,20 @@ namespace fidelity {
 /// For whom one list is made.
 enum class scope : std::uint8_t { layer, kv_head, query_head };
 
-/// How lists are cut short by the masses that the digests let one expect.
-enum class cut_by : std::uint8_t {
-  nothing,
-  share,  ///< the fewest blocks that, with what is always in, reach a share of the attention
-  unit,   ///< those of at least a mass, which is what a block must be worth
-};
-
-/// One way to choose.
+/// One way to choose. What is not told is the library's own default.
 struct choice {
-  pulseinfer::digest_kind digest = pulseinfer::digest_kind::mean;
-  pulseinfer::element_type element = pulseinfer::element_type::f32;
-  pulseinfer::consensus_rule rule = pulseinfer::consensus_rule::max_mean;
-  pulseinfer::score_normalisation normalisation = pulseinfer::score_normalisation::none;
-  float lambda = 0.5f;
+  pulseinfer::digest_kind digest = pulseinfer::digest_options{}.kind;
+  pulseinfer::element_type element = pulseinfer::digest_options{}.element;
+  pulseinfer::consensus_rule rule = pulseinfer::consensus_options{}.rule;
+  pulseinfer::score_normalisation normalisation = pulseinfer::consensus_options{}.normalisation;
+  float lambda = pulseinfer::consensus_options{}.lambda;
   scope over = scope::layer;
-  cut_by cut = cut_by::nothing;
-  double worth = 0;        ///< the share, or the mass
-  float softening = 1.0f;  ///< what logits are multiplied with before masses are made of them
+  pulseinfer::budget_rule cut = pulseinfer::budget_rule::fixed;  ///< or by mass, or by worth
+  double share = 0;                                              ///< of such a budget
+  float softening = 1.0f;  ///< what logits are multiplied with
   friend bool operator==(const choice&, const choice&) = default;
 };
+static_assert(pulseinfer::consensus_options{}.head_groups == 1, "scope::layer is the default");
 
 /// What was chosen: for each step the same number of lists.
 struct chosen_lists {
@@ -77,35 +71,10 @@ struct residency {
   friend bool operator==(const residency&, const residency&) = default;
 };
 
-/// Row kernel: what a cut compares a list's masses with.
-struct weigh_lists {
-  const float* masses;  ///< [lists, stride]
-  std::int64_t stride;
-  const std::int32_t* begin;  ///< [lists]
-  const std::int32_t* end;
-  float least;    ///< masses below count for nothing
-  float* sums;    ///< [lists] of the others
-  float* always;  ///< [lists] what all but the candidates have
-
-  template <class Group>
-  PULSEINFER_HD void operator()(std::int64_t list, Group group) const {
-    if (group.rank() != 0) return;
-    float all = 0.0f;
-    float some = 0.0f;
-    for (std::int64_t b = begin[list]; b < end[list]; ++b) {
-      const float mass = masses[list * stride + b];
-      all += mass;
-      if (mass >= least) some += mass;
-    }
-    sums[list] = some;
-    always[list] = all < 1.0f ? 1.0f - all : 0.0f;
-  }
-};
-
 /// The fewest blocks that a cut leaves of a list.
 inline constexpr std::int32_t cut_floor = 4;
 
-/// First blocks and last full ones that are never chosen, as the selector's default has it.
+/// First blocks and last full ones that are never chosen.
 inline constexpr std::int32_t sink_blocks = pulseinfer::consensus_options{}.sink_blocks;
 inline constexpr std::int32_t window_blocks = pulseinfer::consensus_options{}.window_blocks;
 
@@ -145,6 +114,7 @@ class layer_chooser {
   }
 
   /// What the library's selector chooses for some steps.
+  /// @param budget   blocks a list; 0: the library's own default
   /// @param queries  [c.steps, query_heads, head_dim], of this layer or what stands in for them
   [[nodiscard]] chosen_lists choose(const choice& how, std::int32_t budget,
                                     std::span<const std::int64_t> steps,
@@ -152,25 +122,24 @@ class layer_chooser {
     const std::int32_t lists = how.over == scope::layer     ? 1
                                : how.over == scope::kv_head ? geometry_.kv_heads
                                                             : c_->query_heads;
-    const pulseinfer::digest_store<backend>& digested = digests(how);
-    pulseinfer::consensus_options options{.query_heads = c_->query_heads,
-                                          .budget_blocks = budget,
-                                          .sink_blocks = sink_blocks,
-                                          .window_blocks = window_blocks,
-                                          .head_groups = lists,
-                                          .lambda = how.lambda,
-                                          .max_rows = 1,
-                                          .rule = how.rule,
-                                          .normalisation = how.normalisation};
-    selector_type selector(backend_, digested, options);
-    options.rule = pulseinfer::consensus_rule::mean;
-    options.normalisation = pulseinfer::score_normalisation::context;
-    options.logit_scale = how.softening / std::sqrt(static_cast<float>(geometry_.head_dim));
-    selector_type weigher(backend_, digested, options);
-    own_lists own(backend_, lists, budget, blocks_);
+    pulseinfer::consensus_options options{
+        .query_heads = c_->query_heads,
+        .head_groups = lists,
+        .lambda = how.lambda,
+        .max_rows = 1,
+        .rule = how.rule,
+        .normalisation = how.normalisation,
+        .logit_scale = how.softening / std::sqrt(static_cast<float>(geometry_.head_dim))};
+    if (budget > 0) options.budget_blocks = budget;
+    if (how.cut != pulseinfer::budget_rule::fixed) {
+      options.budget = {
+          .rule = how.cut, .cap = budget, .floor = std::min(cut_floor, budget), .share = how.share};
+    }
+    pulseinfer::consensus_selector<backend> selector(backend_, digests(how), options);
+    const std::int32_t k = selector.options().budget_blocks;
     pulseinfer::pinned_buffer<float, backend> on_host(backend_, queries.size());
     std::copy(queries.begin(), queries.end(), on_host.data());
-    const auto per_step = static_cast<std::size_t>(lists) * static_cast<std::size_t>(budget);
+    const auto per_step = static_cast<std::size_t>(lists) * static_cast<std::size_t>(k);
     pulseinfer::pinned_buffer<std::int32_t, backend> ids(backend_, steps.size() * per_step);
     pulseinfer::pinned_buffer<std::int32_t, backend> counts(
         backend_, steps.size() * static_cast<std::size_t>(lists));
@@ -182,9 +151,7 @@ class layer_chooser {
       const pulseinfer::query_view of_step{on_host.device_data() +
                                            s * static_cast<std::size_t>(c_->query_heads) *
                                                static_cast<std::size_t>(geometry_.head_dim)};
-      const pulseinfer::selection chosen = how.cut == cut_by::nothing
-                                               ? selector.select(0, batch, of_step, stream_)
-                                               : cut(how, own, selector, weigher, batch, of_step);
+      const pulseinfer::selection chosen = selector.select(0, batch, of_step, stream_);
       backend_.copy_async(ids.data() + i * per_step, chosen.ids, per_step * sizeof(std::int32_t),
                           pulseinfer::copy_direction::device_to_host, stream_);
       backend_.copy_async(counts.data() + i * static_cast<std::size_t>(lists), chosen.counts,
@@ -192,7 +159,7 @@ class layer_chooser {
                           pulseinfer::copy_direction::device_to_host, stream_);
     }
     backend_.sync(stream_);
-    return {.k = budget,
+    return {.k = k,
             .per_step = lists,
             .ids = {ids.data(), ids.data() + ids.size()},
             .counts = {counts.data(), counts.data() + counts.size()}};
@@ -302,52 +269,6 @@ class layer_chooser {
 
  private:
   using backend = pulseinfer::host_backend;
-  using selector_type = pulseinfer::consensus_selector<backend>;
-
-  /// Lists that the library's trim cuts short, and what it is told of them.
-  struct own_lists {
-    own_lists(backend b, std::int32_t lists, std::int32_t k, std::int64_t blocks)
-        : ids(b, static_cast<std::size_t>(lists) * static_cast<std::size_t>(k)),
-          counts(b, static_cast<std::size_t>(lists)),
-          sums(b, static_cast<std::size_t>(lists)),
-          always(b, static_cast<std::size_t>(lists)),
-          workspace(b, b.top_k_workspace_bytes({lists, blocks, k})) {}
-    pulseinfer::device_buffer<std::int32_t, backend> ids;
-    pulseinfer::device_buffer<std::int32_t, backend> counts;
-    pulseinfer::device_buffer<float, backend> sums;
-    pulseinfer::device_buffer<float, backend> always;
-    pulseinfer::device_buffer<std::byte, backend> workspace;
-  };
-
-  /// The lists of a selector, cut by the masses of another.
-  [[nodiscard]] pulseinfer::selection cut(const choice& how, own_lists& own,
-                                          selector_type& selector, selector_type& weigher,
-                                          const pulseinfer::batch_view& batch,
-                                          const pulseinfer::query_view& queries) {
-    const std::int32_t k = selector.options().budget_blocks;
-    const pulseinfer::block_scores scores = selector.score(0, batch, queries, stream_);
-    backend_.top_k({scores.lists, scores.blocks, k}, scores.keys, own.ids.data(), own.counts.data(),
-                   {own.workspace.data(), own.workspace.size()}, stream_);
-    const pulseinfer::block_scores weights = weigher.score(0, batch, queries, stream_);
-    const bool by_share = how.cut == cut_by::share;
-    backend_.for_each_row(weights.lists, {}, 0,
-                          weigh_lists{.masses = weights.masses,
-                                      .stride = weights.mass_stride,
-                                      .begin = weights.keys.begin,
-                                      .end = weights.keys.end,
-                                      .least = static_cast<float>(how.worth),
-                                      .sums = own.sums.data(),
-                                      .always = own.always.data()},
-                          stream_);
-    // Blocks of at least a mass: the fewest that reach the sum of all such, but for its rounding.
-    const double share = by_share ? how.worth : 1 - 1e-5;
-    pulseinfer::enqueue_trim(
-        backend_, pulseinfer::selection_budget::of_mass(share, std::min(cut_floor, k), k),
-        {weights.masses, weights.mass_stride, by_share ? own.always.data() : nullptr,
-         by_share ? nullptr : own.sums.data()},
-        weights.lists, own.ids.data(), own.counts.data(), stream_);
-    return {own.ids.data(), own.counts.data(), weights.lists, k};
-  }
 
   static pulseinfer::kv_geometry one_layer(const demo::capture& c) {
     pulseinfer::kv_geometry g = c.geometry;

@@ -98,7 +98,10 @@ void study(const command_line& line) {
   std::filesystem::create_directories(line.out);
   fidelity::write_text(line.out / "mass.svg",
                        fidelity::svg_plot("Attention mass against bytes moved",
-                                          "KiB moved a token and layer", "mass", plot));
+                                          "Hot buffer of twice the list. Points: the budget, as a "
+                                          "part of the context",
+                                          "KiB moved for a token and layer",
+                                          "share of the attention that is read", plot));
   fidelity::write_text(line.out / "overlap.csv", trace);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   report.number("study_seconds", seconds.count());

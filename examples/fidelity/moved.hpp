@@ -68,7 +68,7 @@ inline std::vector<series> moved_table(book& b) {
   std::vector<series> plot;
   const auto line = [&](const std::string& name, const choice& how) {
     b.print("  %-28s", name.c_str());
-    series points{name, {}};
+    series points{name, {}, {}};
     for (const std::int32_t part : {64, 32, 16, 8}) {
       const run r = consecutive(how, 0, part, {{2.0}});
       const outcome& o = b(r);
@@ -77,6 +77,7 @@ inline std::vector<series> moved_table(book& b) {
                          static_cast<double>(b.texts().front().geometry.unit_bytes()) / 1024;
       b.print("  %.4f at %6.2f", o.mean_mass(), kib);
       points.points.emplace_back(kib, o.mean_mass());
+      points.labels.push_back("1/" + std::to_string(part));
     }
     b.print("\n");
     plot.push_back(points);
@@ -104,9 +105,7 @@ inline void adaptive_moved_table(book& b) {
     row("fixed " + std::to_string(k), recommended, k);
   }
   for (const double worth : {1e-3, 5e-4}) {
-    choice how = recommended;
-    how.cut = cut_by::unit;
-    how.worth = worth;
+    const choice how = by_mass(pulseinfer::budget_rule::worth, worth);
     for (const std::int32_t cap : {256, 96}) {
       char name[64];
       std::snprintf(name, sizeof name, "unit %g, at most %d", worth, cap);

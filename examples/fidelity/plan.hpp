@@ -23,16 +23,18 @@ enum class steps_of : std::uint8_t { sample, every };
 /// One line of the plan.
 struct run {
   choice how;
-  bool exact = false;         ///< lists from the true masses in place of a selector's
-  std::int32_t budget = 0;    ///< blocks a list
-  std::int32_t fraction = 0;  ///< where budget is 0: the context's blocks divided by this
+  bool exact = false;       ///< lists from the true masses in place of a selector's
+  std::int32_t budget = 0;  ///< blocks a list
+  std::int32_t fraction =
+      0;  ///< where budget is 0: the context's blocks divided by this; where that
+          ///< is 0 too: the library's default budget
   steps_of steps = steps_of::sample;
   std::vector<residency> through;  ///< hot buffers; every step only
   bool keep_lists = false;         ///< for what compares layers
   bool all_lengths = false;        ///< also over texts that are here for their length
 
   [[nodiscard]] std::int32_t budget_for(std::int64_t context_blocks) const {
-    if (budget > 0) return budget;
+    if (budget > 0 || fraction == 0) return budget;
     return static_cast<std::int32_t>(
         std::max<std::int64_t>(1, (context_blocks + fraction / 2) / fraction));
   }

@@ -30,7 +30,7 @@ void by_digest(book& b, const char* title, const Value& value) {
     b.print("\n");
   };
   for (const auto& [digest, kind] : digest_kinds) {
-    const choice how{.digest = kind, .rule = consensus_rule::mean};
+    const choice how{.digest = kind, .element = element_type::f32, .rule = consensus_rule::mean};
     row(std::string(digest) + ", every head its own",
         [&](std::int32_t k) { return sampled(with_scope(how, scope::query_head), k); });
     row(std::string(digest) + ", one a layer", [&](std::int32_t k) { return sampled(how, k); });
@@ -77,7 +77,7 @@ inline void rules_table(book& b) {
   for (const std::int32_t k : budgets) b.print("  k %-4d", k);
   b.print("\n");
   for (const auto& [digest, kind] : digest_kinds) {
-    const choice plain{.digest = kind, .rule = consensus_rule::mean};
+    const choice plain{.digest = kind, .element = element_type::f32, .rule = consensus_rule::mean};
     const auto own = [&](std::int32_t k) {
       return sampled(with_scope(plain, scope::query_head), k);
     };
@@ -85,6 +85,7 @@ inline void rules_table(book& b) {
       b.print("  %-44s", (std::string(digest) + ", " + rule).c_str());
       for (const std::int32_t k : budgets) {
         const choice how{.digest = kind,
+                         .element = element_type::f32,
                          .rule = joined.rule,
                          .normalisation = joined.normalisation,
                          .lambda = joined.lambda};
@@ -129,34 +130,27 @@ inline constexpr std::int32_t curve[] = {8, 16, 24, 32, 48, 64, 96, 128, 192, 25
 
 inline std::vector<adaptive_row> adaptive_rows() {
   std::vector<adaptive_row> rows;
-  const auto add = [&](const std::string& name, cut_by cut, double worth, float softening,
-                       scope over, consensus_rule rule, score_normalisation normalisation) {
-    choice how = recommended;
-    how.cut = cut;
-    how.worth = worth;
-    how.softening = softening;
+  const auto add = [&](const std::string& name, scope over, float softening,
+                       pulseinfer::budget_rule cut, double share) {
+    choice how = by_mass(cut, share);
     how.over = over;
-    how.rule = rule;
-    how.normalisation = normalisation;
+    how.softening = softening;
     char text[96];
-    std::snprintf(text, sizeof text, "%s %g%s", name.c_str(), worth,
+    std::snprintf(text, sizeof text, "%s %g%s", name.c_str(), share,
                   softening == 1.0f ? "" : ", softened");
     rows.push_back({text, how});
   };
-  const auto both = [&](const std::string& scope_name, scope over) {
+  for (const auto& [name, over] :
+       {std::pair<std::string, scope>{"layer", scope::layer}, {"KV head", scope::kv_head}}) {
     for (const float softening : {1.0f, 0.7f}) {
       for (const double share : {0.9, 0.95}) {
-        add(scope_name + ", share", cut_by::share, share, softening, over, consensus_rule::mean,
-            score_normalisation::context);
+        add(name + ", share", over, softening, pulseinfer::budget_rule::mass, share);
       }
-      for (const double mass : {2e-3, 1e-3, 5e-4}) {
-        add(scope_name + ", unit", cut_by::unit, mass, softening, over, consensus_rule::mean,
-            score_normalisation::context);
+      for (const double share : {2e-3, 1e-3, 5e-4}) {
+        add(name + ", unit", over, softening, pulseinfer::budget_rule::worth, share);
       }
     }
-  };
-  both("layer", scope::layer);
-  both("KV head", scope::kv_head);
+  }
   return rows;
 }
 

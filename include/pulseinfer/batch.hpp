@@ -14,7 +14,8 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 /// over arrays that the engine keeps anyway (vLLM's `seq_lens`, for one).
 ///
 /// A request is a small index, below the `max_requests` of the objects that it is given to. No
-/// request stands twice in a batch.
+/// request stands twice in a batch. In a graph that is replayed the device arrays may hold others, and
+/// of a row that is not in use a negative request with 0 tokens.
 struct batch_view {
   std::span<const std::int32_t> requests;  ///< [rows], host memory, read before the call returns
   const std::int32_t* device_requests = nullptr;  ///< [rows], the same on the device

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <mutex>
 #include <optional>
 #include <span>
@@ -55,7 +54,9 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 /// who share it, and not while one of them is leased, is the one that is written, or has a block
 /// behind it. What `max_stored_blocks` leaves no record for has a whole block given up for it.
 ///
-/// @tparam Policy     eviction_policy over blocks that only their names keep
+/// @tparam Policy     eviction_policy over blocks that only their names keep. What it throws, where
+///                    it may not, comes out of the call that asked it: that has given up what it
+///                    was told to so far, and changed nothing else
 /// @tparam Admission  admission_filter: of the blocks of a prompt that `open_sequence` does not find
 ///                    it says which are taken in
 /// @par Threads    all members, from any thread. Changes take one lock; leases, what they find, and
@@ -66,7 +67,8 @@ class block_store {
  public:
   using lease = detail::store_lease<block_store>;
   using hold = detail::store_hold<block_store>;
-  static constexpr std::int64_t no_deadline = std::numeric_limits<std::int64_t>::max();
+  /// Of a hold that ends only when it is let go; also `expire(no_deadline)` leaves it.
+  static constexpr std::int64_t no_deadline = detail::endless_hold;
 
   /// A sequence that begins with blocks that were there.
   struct opened_prefix {
@@ -77,7 +79,8 @@ class block_store {
 
   /// @throws std::invalid_argument  on a bad geometry, a capacity below one unit, counts out of
   ///                                range, or a checksum without a hash
-  /// @throws out_of_memory          when payload or table cannot be had
+  /// @throws std::bad_alloc         when payload, table or books cannot be had; for the first two
+  ///                                it is an out_of_memory, which names them
   block_store(Backend backend, const kv_geometry& geometry, const block_store_options& options,
               Admission admission = Admission())
       : block_store(detail::checked_options(checked(geometry), options), backend, geometry,
@@ -91,8 +94,9 @@ class block_store {
   [[nodiscard]] std::int64_t capacity_units() const noexcept { return blocks().catalog().slots(); }
   /// Where the units' bytes begin: pinned memory, [capacity_units, unit_bytes].
   [[nodiscard]] const std::byte* payload() const noexcept { return blocks().payload(); }
-  /// The same, as kernels see it.
-  /// @throws what the backend does where the device cannot reach all of it, or not yet
+  /// How much of it is pinned in one piece: no copy may go on from one piece into the next.
+  [[nodiscard]] std::size_t piece_bytes() const noexcept { return memory_.piece_bytes(); }
+  /// The payload as kernels see it. @throws what the backend does if not all of it is reached (yet)
   [[nodiscard]] const std::byte* device_payload() const { return memory_.device_payload(); }
   /// Memory beside the payload: table, books, names, tags. The policy's own is not in
   /// it, nor the filter's.
@@ -167,7 +171,7 @@ class block_store {
   }
 
   /// Forgets all blocks of a sequence from `blocks` on, as if it had ended there.
-  /// @return leased, and nothing has changed, while somebody has a lease on the sequence
+  /// @return leased, and nothing has changed, while somebody has a lease or a hold on the sequence
   /// @throws as fork
   /// @par Cost  O(units that it forgets)
   trim_outcome trim(sequence_id id, std::int32_t blocks) {
@@ -190,6 +194,8 @@ class block_store {
 
   /// Gives a block a name under which others find it. The engine names a block once it has all its
   /// tokens; it is found once all its layers are committed.
+  /// How long it stays is what was said last. Where another block has the name (`exists`) that
+  /// one's does not change: open the prompt, and name the block that is found.
   /// @throws std::invalid_argument  on a stale handle
   /// @throws std::out_of_range      on a block out of range
   /// @throws std::logic_error       if nothing of the block is there, or it has another name
@@ -200,7 +206,7 @@ class block_store {
     std::lock_guard lock(mutex_);
     sequences_.check(id);
     blocks().check_unit(0, index_of(block));
-    return name_under_lock(id.index, index_of(block), key, stay);
+    return sequences_.name(id.index, index_of(block), key, stay);
   }
   /// The same for blocks that follow each other, under one lock and with their misses of the cache
   /// overlapped.
@@ -227,7 +233,7 @@ class block_store {
     for (std::size_t i = 0; i < keys.size(); ++i) {
       if (keys.size() - i > ahead) index.prefetch(keys[i + ahead]);
       outcomes[i] =
-          name_under_lock(id.index, position + static_cast<std::int32_t>(i), keys[i], stay);
+          sequences_.name(id.index, position + static_cast<std::int32_t>(i), keys[i], stay);
     }
   }
 
@@ -339,7 +345,7 @@ class block_store {
     return lease(this, id, layer, memory_.table() + blocks().table_index(id.index, layer, 0));
   }
 
-  /// Lets the holds go whose deadline is `now` or before: `no_deadline`, too, is one.
+  /// Lets the holds go that have a deadline, which is `now` or before.
   /// @return how many
   /// @par Cost  O(max_sequences)
   std::int32_t expire(std::int64_t now) {
@@ -357,12 +363,12 @@ class block_store {
   /// @return how many were written to `to`
   std::size_t drain_events(std::span<store_event> to) {
     std::lock_guard lock(mutex_);
-    return blocks().drain_events(to);
+    return blocks().events().drain(to);
   }
   /// Events that found `max_events` waiting, since the store was made.
   [[nodiscard]] std::int64_t lost_events() const {
     std::lock_guard lock(mutex_);
-    return blocks().lost_events();
+    return blocks().events().lost();
   }
   /// Calls `use(policy)` under the lock: for what a policy wants to be told, such as the time.
   template <class Use>
@@ -393,15 +399,6 @@ class block_store {
   [[nodiscard]] detail::store_blocks<Policy>& blocks() noexcept { return sequences_.blocks(); }
   [[nodiscard]] const detail::store_blocks<Policy>& blocks() const noexcept {
     return sequences_.blocks();
-  }
-  name_outcome name_under_lock(std::int32_t sequence, std::int32_t position, const block_key& key,
-                               const retention& stay) {
-    const std::int32_t block = blocks().catalog().block_of(sequence, position);
-    detail::expects<std::logic_error>(block >= 0, "block_store: block ", position,
-                                      " has no unit that could be named");
-    const std::int32_t before =
-        position > 0 ? blocks().catalog().block_of(sequence, position - 1) : -1;
-    return blocks().name(block, key, stay, before);
   }
   /// The tag of a unit that is about to be committed. The bytes are the caller's still, so the lock
   /// is not held while they are read; a block with a slot that is written stays what it is.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// How many blocks a step reads: a number, a fraction of each row's context, or as few as reach a
-/// share of the attention mass.
+/// How many blocks a step reads: a number, a fraction of each row's context, as few as reach a share
+/// of the attention mass, or as many as are worth some of it each.
 ///
 /// A budget is a value; layers may have different ones. It counts blocks that are chosen, beside
 /// those that are always in (sinks and the recent window).
@@ -10,6 +10,9 @@
 ///   (`top_k_keys::limits`): what a row does not get, nothing is spent on.
 /// - *mass*: a top-k chooses `cap` candidates, and `trim_to_mass` keeps those of the highest
 ///   estimated mass until they, with what is always in, reach the share of the total.
+/// - *worth*: of the same candidates those that have at least the share of the total, each of them.
+///   So a block is taken while the next one still adds that much. A row whose attention is flat
+///   gets few more blocks, for each would bring little; *mass* gives such a row most.
 ///
 /// All of it is whole numbers: the same blocks are kept on every machine, by groups of any size.
 /// `consensus_selector::select` takes one; what follows it is for who chooses by himself.
@@ -27,7 +30,7 @@
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// What a budget depends on.
-enum class budget_rule : std::uint8_t { fixed, fraction, mass };
+enum class budget_rule : std::uint8_t { fixed, fraction, mass, worth };
 
 /// The most blocks that a budget by mass may choose from: their masses are added up in 64 bits.
 inline constexpr std::int32_t max_mass_cap = 1 << 14;
@@ -37,7 +40,8 @@ struct selection_budget {
   budget_rule rule = budget_rule::fixed;
   std::int32_t cap = 64;   ///< at most so many of a row; fixed: so many. Results have room for them
   std::int32_t floor = 0;  ///< at least so many, as far as a row has them; fixed: not looked at
-  double share = 1.0;      ///< above 0, up to 1: of the full blocks, or of the mass
+  double share = 1.0;      ///< above 0, up to 1: of the full blocks, of the mass, or of the mass
+                           ///< what a block must have
 
   [[nodiscard]] static constexpr selection_budget fixed(std::int32_t blocks) {
     return {.rule = budget_rule::fixed, .cap = blocks};
@@ -50,6 +54,16 @@ struct selection_budget {
                                                           std::int32_t cap) {
     return {.rule = budget_rule::mass, .cap = cap, .floor = floor, .share = share};
   }
+  [[nodiscard]] static constexpr selection_budget of_worth(double share, std::int32_t floor,
+                                                           std::int32_t cap) {
+    return {.rule = budget_rule::worth, .cap = cap, .floor = floor, .share = share};
+  }
+
+  /// It depends on how much of the attention each block is expected to have.
+  [[nodiscard]] constexpr bool needs_masses() const {
+    return rule == budget_rule::mass || rule == budget_rule::worth;
+  }
+  friend constexpr bool operator==(const selection_budget&, const selection_budget&) = default;
 };
 
 /// The budget, if it can be kept.
@@ -59,7 +73,7 @@ struct selection_budget {
 /// @throws std::invalid_argument  naming the value and its limits
 inline const selection_budget& checked_budget(const char* what, const selection_budget& budget,
                                               std::int64_t max_blocks) {
-  detail::expects(budget.rule <= budget_rule::mass, what, ": the budget's rule is ",
+  detail::expects(budget.rule <= budget_rule::worth, what, ": the budget's rule is ",
                   static_cast<int>(budget.rule), ", expected one of budget_rule");
   const bool by_mass = budget.rule == budget_rule::mass;
   const std::int64_t most = by_mass && max_blocks > max_mass_cap ? max_mass_cap : max_blocks;
@@ -87,9 +101,10 @@ struct mass_view {
 
 namespace detail {
 
-/// The share in steps of 2^-32, at least one.
+/// The share in steps of 2^-32, rounded down, at least one. (Rounded up, a tenth of ten blocks would
+/// be two: 0.1 has no end in binary digits.)
 [[nodiscard]] inline std::uint64_t fixed_share(double share) {
-  const double steps = std::round(std::ldexp(share, 32));
+  const double steps = std::floor(std::ldexp(share, 32));
   return steps < 1 ? 1 : static_cast<std::uint64_t>(steps);
 }
 
@@ -144,9 +159,10 @@ struct limit_to_context {
 static_assert(std::is_trivially_copyable_v<limit_to_context>);
 
 /// Row kernel: of the blocks in a list keeps the fewest of the highest mass that, with what is
-/// always in, reach a share of the total; of equal masses those of lower id. At least `floor` are
-/// kept, as far as there are; all, where all together do not reach it. The others are taken out:
-/// the kept ones are ascending, padded with -1.
+/// always in, reach a share of the total; of equal masses those of lower id. Or, `by_worth`, those
+/// that each have at least this share, whatever is always in. At least `floor` are kept, as far as
+/// there are; all, where all together do not reach the share. The others are taken out: the kept
+/// ones are ascending, padded with -1. Of a list that has no mass at all nothing is known: it is kept.
 struct trim_to_mass {
   mass_view mass;
   std::uint64_t share;  ///< in steps of 2^-32
@@ -156,20 +172,26 @@ struct trim_to_mass {
   const std::int32_t* counts;  ///< [lists]: how many there are
   std::int32_t* kept;          ///< [lists, cap]; may be `ids`
   std::int32_t* kept_counts;   ///< [lists]; may be `counts`
+  bool by_worth = false;
 
   template <class Group>
   PULSEINFER_HD void operator()(std::int64_t list, Group group) const {
     std::int64_t count = counts[list];
     if (count > cap) count = cap;
     if (count < 0) count = 0;
-    const std::int64_t all = add(list, count, 0, true, group);
     std::int64_t wanted = detail::share_of(
         mass.totals == nullptr ? std::int64_t{1} << 40 : large(mass.totals[list]), share);
-    if (mass.always != nullptr) wanted -= large(mass.always[list]);
     const std::int64_t least = count < floor ? count : floor;
 
     cut at{0, count, count};
-    if (wanted <= all) at = find_cut(list, count, wanted, true, group);
+    if (by_worth) {
+      at = cut_below(list, count, wanted, group);
+    } else {
+      if (mass.always != nullptr) wanted -= large(mass.always[list]);
+      if (wanted <= add(list, count, 0, true, group)) {
+        at = find_cut(list, count, wanted, true, group);
+      }
+    }
     if (at.kept < least) at = find_cut(list, count, least, false, group);
     write(list, count, at, group);
   }
@@ -216,6 +238,22 @@ struct trim_to_mass {
     const std::int64_t each = by_mass ? detail::fixed_mass(level) : 1;
     const std::int64_t ties = (missing + each - 1) / each;
     return {level, ties, add(list, count, level + 1, false, group) + ties};
+  }
+
+  /// The blocks that have `wanted` each, and a step of mass at least; all where none has any mass, for
+  /// then nothing is known of them.
+  template <class Group>
+  PULSEINFER_HD cut cut_below(std::int64_t list, std::int64_t count, std::int64_t wanted,
+                              Group group) const {
+    if (wanted < 1) wanted = 1;
+    std::uint32_t level = 0;  // the highest that is too low
+    for (int bit = 30; bit >= 0; --bit) {
+      const std::uint32_t higher = level | (1u << bit);
+      if (detail::fixed_mass(higher) < wanted) level = higher;
+    }
+    const std::int64_t found = add(list, count, level + 1, false, group);
+    if (found == 0 && add(list, count, 1, false, group) == 0) return {0, count, count};
+    return {level, 0, found};
   }
 
   /// In turns: what a turn writes lies before what the next ones read.
@@ -283,8 +321,8 @@ const std::int32_t* enqueue_limits(Backend& backend, const selection_budget& bud
   return limits;
 }
 
-/// Enqueues what cuts lists down to the mass that is wanted, in place, where the budget is by mass;
-/// nothing for other budgets.
+/// Enqueues what cuts lists down to the mass that is wanted, in place, where the budget is by mass or
+/// by worth; nothing for other budgets.
 ///
 /// @param backend  the machine of the arrays
 /// @param budget   checked; `cap` is the length of the lists
@@ -295,23 +333,25 @@ const std::int32_t* enqueue_limits(Backend& backend, const selection_budget& bud
 /// @param counts   [lists], device memory
 /// @param stream   the writers of masses, ids and counts stand on it before this call
 /// @throws std::invalid_argument  on sizes that do not fit; nothing is enqueued
-/// @par Cost  a list's masses are read some 35 times, by one group
+/// @par Cost  a list's masses are read some 35 times by one group; by worth 2 times, and 35 where
+///            the floor is not reached
 template <backend Backend>
 void enqueue_trim(Backend& backend, const selection_budget& budget, const mass_view& mass,
                   std::int64_t lists, std::int32_t* ids, std::int32_t* counts,
                   typename Backend::stream_ref stream) {
   checked_budget("enqueue_trim", budget, max_top_k_columns);
-  if (budget.rule != budget_rule::mass) return;
+  if (!budget.needs_masses()) return;
   detail::expects(lists >= 0, "enqueue_trim: lists is ", lists, ", expected at least 0");
   if (lists == 0) return;
   detail::expects(mass.masses != nullptr && ids != nullptr && counts != nullptr,
                   "enqueue_trim: masses, ids or counts is null");
   detail::expects(mass.stride >= 1, "enqueue_trim: the stride of masses is ", mass.stride,
                   ", expected at least 1");
-  backend.for_each_row(lists, {}, static_cast<std::uint64_t>(lists * budget.cap) * 12,
-                       trim_to_mass{mass, detail::fixed_share(budget.share), budget.floor,
-                                    budget.cap, ids, counts, ids, counts},
-                       stream);
+  backend.for_each_row(
+      lists, {}, static_cast<std::uint64_t>(lists * budget.cap) * 12,
+      trim_to_mass{mass, detail::fixed_share(budget.share), budget.floor, budget.cap, ids, counts,
+                   ids, counts, budget.rule == budget_rule::worth},
+      stream);
 }
 
 }  // namespace pulseinfer

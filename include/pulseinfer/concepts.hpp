@@ -206,8 +206,8 @@ concept has_host_tasks = requires(B b, std::span<const typename B::event* const>
 /// `for_each_row(rows, limits, bytes, op, stream)`: op(row, group) for each row.
 /// `top_k(shape, keys, selected, counts, workspace, stream)`: selected[r * k + i] are the indices
 /// of the k largest keys of row r, ascending, padded with -1; counts[r] how many (both device
-/// memory; counts may be null). The workspace is device memory of at least
-/// `top_k_workspace_bytes(shape)` bytes, aligned as allocate_device aligns.
+/// memory; counts may be null): all where there are fewer than k, 0 where k is 0. The workspace is
+/// device memory of at least `top_k_workspace_bytes(shape)` bytes, aligned as allocate_device aligns.
 template <class B>
 concept has_kernels = requires(B b, typename B::stream_ref r, launch_shape shape,
                                launch_limits limits, std::uint64_t bytes, top_k_shape top,
@@ -277,7 +277,8 @@ struct probe_predicate {
 /// All calls come from one thread at a time and allocate nothing. They cost O(1) on average over
 /// many calls, `victim` also a few steps for each group that is refused. A call that throws
 /// (`std::out_of_range` on an index that is no group, `std::logic_error` on one that is in, or not)
-/// has changed nothing. What a policy answers depends on the calls before alone.
+/// has changed nothing; a store gives up a block of which `insert` throws, for there is nobody who
+/// could be told. What a policy answers depends on the calls before alone.
 template <class P>
 concept eviction_policy = std::movable<P> && std::constructible_from<P, std::int32_t> &&
     requires(P policy, const P& view, std::int32_t group, const eviction_entry& entry,

@@ -14,8 +14,12 @@
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// What a group's score of a block is, over the query heads of the group and the tokens of a step.
+///
+/// A block is NaN for the group, and so ranks last, where it is for one query of it: a query or key
+/// that is NaN, or a digest that is not there. In a mean it is so, too, where one score is infinite
+/// and another one infinite and negative.
 enum class consensus_rule : std::uint8_t {
-  max_mean,  ///< the largest + lambda x the mean (SoloHead)
+  max_mean,  ///< the largest + lambda x the mean (SoloHead); with a lambda of 0 as `max`
   mean,
   max,
   /// How many queries have the block among their own `head_blocks` best. Of equal counts the larger
@@ -124,7 +128,8 @@ struct join_scores {
   }
   [[nodiscard]] PULSEINFER_HD float join(float largest, float mean) const {
     if (rule == consensus_rule::mean) return mean;
-    if (rule == consensus_rule::max) return largest;
+    // (Of a mean that is infinite, a lambda of 0 would make NaN.)
+    if (rule == consensus_rule::max || lambda == 0.0f) return largest;
     return detail::sum(largest, detail::product(lambda, mean));
   }
   [[nodiscard]] PULSEINFER_HD std::int32_t count_votes(std::int64_t list,

@@ -25,13 +25,14 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
-/// Sizes of a digest store. All of it is allocated by the constructor.
+/// Sizes of a digest store. All of it is allocated by the constructor. Kind and element that are not
+/// told are those that docs/fidelity.md recommends: INT8 bounds weigh as much as FP16 means.
 struct digest_options {
-  digest_kind kind = digest_kind::mean;
+  digest_kind kind = digest_kind::min_max;
   std::int32_t max_requests = 64;
   std::int64_t max_blocks = 8192;  ///< blocks a request
   std::int64_t tiles = 0;          ///< of 64 blocks, shared by all requests; 0: enough for all
-  element_type element = element_type::f32;  ///< of the parts: f32, f16, bf16, f8_e4m3 or i8
+  element_type element = element_type::i8;  ///< of the parts: f32, f16, bf16, f8_e4m3 or i8
 };
 
 namespace detail {

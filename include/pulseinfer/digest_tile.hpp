@@ -39,6 +39,9 @@ enum class digest_kind : std::uint8_t {
 /// Elements are FP32, FP16 or BF16, rounded to nearest, ties to even; or FP8 E4M3 or INT8 times a
 /// scale, one for each block, head and part, such that the largest magnitude of the part becomes
 /// 448, or 127.
+///
+/// A NaN among a channel's keys is in its digest, whatever the kind. What is too large for an
+/// element is infinite; with a scale, a NaN or an infinity makes all of its part NaN.
 struct digest_form {
   digest_kind kind = digest_kind::mean;
   element_type element = element_type::f32;
@@ -114,10 +117,10 @@ struct digest_view {
   std::int64_t tiles_per_request = 0;
 
   /// The tile in which a block of a request lies, as its block `block % tile_blocks`. Null where
-  /// the request has none.
+  /// the request has none, or is negative: a row that is not in use.
   [[nodiscard]] PULSEINFER_HD std::byte* tile(std::int64_t request, std::int64_t block) const {
     const std::int64_t index = block / tile_blocks;
-    if (index >= tiles_per_request) return nullptr;
+    if (request < 0 || index >= tiles_per_request) return nullptr;
     const std::int32_t tile = tile_of[request * tiles_per_request + index];
     return tile < 0 ? nullptr : tiles + tile * form.tile_bytes();
   }

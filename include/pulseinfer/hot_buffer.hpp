@@ -58,6 +58,7 @@ class hot_buffer {
         memory_(backend, layers_, options_),
         lent_pages_(options_.max_requests, pool.layout().pages, options_.budget_blocks,
                     options_.pages_per_request),
+        seen_(static_cast<std::size_t>(options_.max_requests)),
         steps_(backend, options_) {}
   hot_buffer(const hot_buffer&) = delete;
   hot_buffer& operator=(const hot_buffer&) = delete;
@@ -107,18 +108,23 @@ class hot_buffer {
   /// the mirror hold.
   ///
   /// The next resolve of the same requests and layer is ordered after the recall of this one: the
-  /// engine's attention, which waits for the ticket, stands between them.
+  /// engine's attention, which waits for the ticket, stands between them. It is refused while this
+  /// step was neither recalled nor pulled, or its recall has ended short of a unit: as long as it is
+  /// not discarded, what did not come would be taken for a hit.
   ///
   /// @param layer   in [0, layers of the pool)
-  /// @param batch   its device arrays are valid until the stream has got past this call
-  /// @param chosen  one list a row (`head_groups` 1), on the device, of blocks that the store has
+  /// @param batch   no request twice; its device arrays are valid until the stream has got past this
+  ///                call
+  /// @param chosen  one list a row (`head_groups` 1), on the device, of blocks that the store has:
+  ///                any number of them up to `budget_blocks`, which is its k; none is a step, too
   /// @param stream  the selection stands on it before this call
   /// @return empty when `steps_in_flight` steps have neither ended nor been discarded
   /// @post  the step is in flight until its recall has brought every miss, or it was discarded
   /// @throws std::invalid_argument, std::out_of_range  on a batch, layer or selection that does not
-  ///         fit, or a request that was lent no pages; nothing is enqueued
+  ///         fit, or a request that was lent no pages; nothing is enqueued, as in the next cases
+  /// @throws std::logic_error  while a step of a request in this layer lacks units, see above
   /// @throws device_error  while a step of a request has a discard or pull that failed with its
-  ///         stream
+  ///         stream, or a prediction that was settled and failed afterwards
   /// @par Cost  O(rows) and one kernel; allocates nothing
   [[nodiscard]] std::optional<resolved_step> resolve(std::int32_t layer, const batch_view& batch,
                                                      const selection& chosen, stream_ref stream) {
@@ -200,9 +206,10 @@ class hot_buffer {
   /// `misses` of the run before; the misses are pulled (pull.hpp).
   ///
   /// @param step             held
-  /// @param device_requests  [step.rows], device memory. A negative one is a row that is not in
-  ///                         use: it chooses nothing
-  /// @param chosen           as resolve
+  /// @param device_requests  [step.rows], device memory, none of them twice. A negative one is a row
+  ///                         that is not in use: it chooses nothing
+  /// @param chosen           as resolve; the host cannot check that its blocks are below
+  ///                         `hot_buffer_options::max_blocks`
   /// @param stream           as resolve
   /// @throws std::logic_error, std::invalid_argument  if the step is not held, or the selection
   ///         does not fit
@@ -269,7 +276,7 @@ class hot_buffer {
   void check_pullable(const char* who, const resolved_step& step) const {
     detail::expects<std::logic_error>(step.is_held() || step.is_open(), who,
                                       ": the step was not resolved, or has ended");
-    detail::expects<std::logic_error>(!step.record->recalling.load(std::memory_order_acquire), who,
+    detail::expects<std::logic_error>(!step.record->is_recalling(), who,
                                       ": the step is being recalled");
   }
 
@@ -278,17 +285,25 @@ class hot_buffer {
   ///
   /// After a failure of the engine's own stream, sync it first: on a failed stream nothing is
   /// forgotten. `resolve` then refuses the step's requests until the step is discarded again.
-  /// @pre  the recall's ticket, if there is one, is final; `batch` has the step's rows
+  /// @param step    open
+  /// @param batch   its requests are the step's; its device arrays are not looked at
+  /// @param stream  what resolves the requests next stands behind this call
+  /// @pre  the recall's ticket, if there is one, is final
   /// @throws std::logic_error       if the step has ended, was discarded, or is being recalled
-  /// @throws std::invalid_argument  on a batch with another number of rows
+  /// @throws std::invalid_argument  on a batch of other requests, or in another order
   void discard(const resolved_step& step, const batch_view& batch, stream_ref stream) {
     detail::expects<std::logic_error>(step.is_open(),
                                       "discard: the step has ended, or was discarded already");
-    detail::expects<std::logic_error>(!step.record->recalling.load(std::memory_order_acquire),
+    detail::expects<std::logic_error>(!step.record->is_recalling(),
                                       "discard: the step's recall is under way");
     detail::expects(batch.rows() == step.rows, "discard: the batch has ", batch.rows(),
                     " rows, the step ", step.rows);
-    enqueue_forget(step, batch.device_requests, stream);
+    for (std::size_t row = 0; row < batch.requests.size(); ++row) {
+      detail::expects(batch.requests[row] == step.record->requests[row], "discard: row ", row,
+                      " of the batch is request ", batch.requests[row], ", of the step request ",
+                      step.record->requests[row]);
+    }
+    enqueue_forget(step, step.record->device_requests, stream);
     steps_.end_behind(*step.record, stream);
     step.record->pulled = false;
   }
@@ -304,17 +319,22 @@ class hot_buffer {
                     ": max_tokens is ", batch.max_tokens, ", the hot buffer knows ",
                     options_.max_blocks, " blocks of ", block_tokens_);
     check_selection(who, chosen, batch.rows());
+    ++calls_;
     for (const std::int32_t request : batch.requests) {
       detail::expects(!lent_pages_.of(request).empty(), who, ": request ", request,
                       " was lent no pages");
+      std::uint64_t& seen = seen_[static_cast<std::size_t>(request)];
+      detail::expects(seen != calls_, who, ": request ", request, " stands twice in the batch");
+      seen = calls_;
     }
-    check_forgotten(layer, batch);
+    check_complete(who, layer, batch);
     detail::step_record* record = steps_.take();
     if (record == nullptr) return std::nullopt;
     record->layer = layer;
     record->predicted = predicted;
     record->settled = false;
     record->requests.assign(batch.requests.begin(), batch.requests.end());
+    std::copy(batch.requests.begin(), batch.requests.end(), record->row_requests);
     // Should the stream have failed, the kernel does not run, and what is discarded is nothing.
     std::fill_n(record->miss_counts, batch.rows(), 0);
     enqueue_resolve(*record, layer, batch.rows(), batch.device_requests, chosen, stream);
@@ -386,16 +406,25 @@ class hot_buffer {
       }
     }
   }
-  /// A discard whose stream had failed has forgotten nothing: its units would be taken for hits.
-  void check_forgotten(std::int32_t layer, const batch_view& batch) {
+  /// Units that did not come, and were not forgotten, would be taken for hits. So it is with a step
+  /// that nobody recalls, one whose recall did not bring all, and one whose discard has forgotten
+  /// nothing, because its stream had failed.
+  void check_complete(const char* who, std::int32_t layer, const batch_view& batch) {
     for (std::size_t i = 0; i < steps_.size(); ++i) {
       const detail::step_record& r = steps_[i];
-      if (!steps_.is_busy(i) || !r.forget_failed || r.layer != layer) continue;
+      if (!steps_.is_busy(i) || r.held || r.discarded || r.layer != layer || r.is_recalling())
+        continue;
       for (const std::int32_t request : batch.requests) {
         if (std::find(r.requests.begin(), r.requests.end(), request) == r.requests.end()) continue;
-        throw device_error(detail::text_of("resolve: request ", request,
-                                           " has a step whose discard or pull failed with its "
-                                           "stream; sync the stream, then discard the step"));
+        if (r.forget_failed || (r.predicted && r.settled)) {
+          throw device_error(detail::text_of(who, ": request ", request,
+                                             " has a step whose transfer, discard or pull failed "
+                                             "with its stream; sync the stream, then discard the "
+                                             "step"));
+        }
+        throw std::logic_error(detail::text_of(who, ": request ", request, " has a step in layer ",
+                                               layer,
+                                               " that lacks units; recall it, or discard it"));
       }
     }
   }
@@ -406,6 +435,8 @@ class hot_buffer {
   hot_buffer_options options_;
   detail::residency_memory<Backend> memory_;
   detail::lent_pages lent_pages_;
+  std::vector<std::uint64_t> seen_;  ///< [requests] the last call that had it in its batch
+  std::uint64_t calls_ = 0;
   detail::step_ring<Backend> steps_;
 };
 

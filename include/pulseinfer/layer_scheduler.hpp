@@ -39,7 +39,9 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 /// request entered, resumed or came too late, become one again where they meet at a layer.
 ///
 /// Progress: what is ready runs before `max_wait_batches` other batches do. The oldest request gets
-/// its pages, if need be from younger ones, whose recall is then in vain.
+/// its pages, if need be from younger ones, whose recall is then in vain. Older ones that the engine
+/// put aside, or that are done and not restarted, keep theirs: `preempt` and `cancel` are the
+/// engine's, and while only they could give what is lacking the answer is `wait`.
 ///
 /// Errors: a stale handle, a call that does not fit the state, a value out of range throw a
 /// `std::logic_error` type and change nothing.
@@ -127,8 +129,9 @@ class layer_scheduler {
       (void)core_.turn_of(request.index, "recalling", terms.layers_ahead);
       core_.expects_state(!t.lacks_pages(), "recalling (it lacks pages)", request.index);
     }
-    const std::uint64_t due = core_.due_of(now_ns, terms.bytes);
-    core_.flights.begin(flight);
+    const double link_seconds = core_.link_seconds_of(terms.bytes);
+    const std::uint64_t due = core_.due_of(now_ns, link_seconds);
+    core_.flights.begin(flight, {}, link_seconds);
     for (const request_id request : requests) {
       detail::layer_task& t = core_.books.task(request.index);
       const std::uint32_t turn = core_.turn_of(request.index, "recalling", terms.layers_ahead);
@@ -147,7 +150,6 @@ class layer_scheduler {
         std::uint64_t& deadline = record.deadline_ns[turn % 4];
         deadline = at.has_deadline ? std::min(deadline, terms.deadline_ns) : terms.deadline_ns;
         at.has_deadline = true;
-        core_.first_deadline_ns = std::min(core_.first_deadline_ns, deadline);
       }
       ++t.flights;
       core_.flights.link(flight, request.index, turn, at.attempt, true);
@@ -181,14 +183,18 @@ class layer_scheduler {
   }
 
   /// Puts a request aside, at its layer; one that runs, at the end of its batch. It keeps its
-  /// pages, and what is under way for it goes on.
+  /// pages unless an older one lacks them, and what is under way for it goes on. One whose pages are
+  /// being taken back will not go on when they are back.
   leave_outcome interrupt(request_id request) {
     const std::int32_t i = core_.books.index_of(request);
     detail::layer_task& t = core_.books.task(i);
+    const bool was_to_resume = t.resumes_after && !t.leaving;
+    t.resumes_after = false;
     if (core_.books.is_running(i) && !t.leaving) {
       t.parks_after = true;
       return leave_outcome::later;
     }
+    if (was_to_resume) return leave_outcome::at_once;
     if (t.parked || t.done || t.leaving) return leave_outcome::not_running;
     core_.park(i);
     return leave_outcome::at_once;
@@ -259,7 +265,8 @@ class layer_scheduler {
     core_.pages.grant(
         core_.books, [this](std::int32_t i) { core_.changed(i); },
         [this](std::int32_t i) {
-          core_.books.task(i).resumes_after = !core_.books.task(i).parked;
+          detail::layer_task& t = core_.books.task(i);
+          t.resumes_after = !t.parked && !t.parks_after;
           ++core_.statistics.preemptions;
           core_.begin_giving_back(i);
         });

@@ -11,6 +11,7 @@
 
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/detail/busy_intervals.hpp"
+#include "pulseinfer/detail/link_queue.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/link_snapshot.hpp"
 
@@ -56,8 +57,8 @@ struct link_counts {
 ///   at the 16th such sample in a row: everything but the counts and the queue starts anew.
 ///
 /// @par Threads  any, at any time
-/// @par Cost     a short critical section a direction; nothing allocates, only `snapshot` looks at
-///               the whole window
+/// @par Cost     a short critical section a direction for a sample and a snapshot, none for what
+///               waits; nothing allocates, only `snapshot` looks at the whole window
 class link_monitor {
  public:
   /// @throws std::invalid_argument  if a time is not at least 1 us and at most 1,000 s
@@ -71,18 +72,22 @@ class link_monitor {
   /// within the device is none of the link's.
   void submitted(copy_direction direction, std::int64_t bytes) noexcept {
     if (!is_of_link(direction)) return;
-    traffic& t = of(direction);
-    std::lock_guard lock(t.mutex);
-    t.queued_bytes += std::max<std::int64_t>(bytes, 0);
-    ++t.queued_transfers;
+    of(direction).queue.add_bytes(std::max<std::int64_t>(bytes, 0));
+    of(direction).queue.add_transfers(1);
+  }
+
+  /// Of a transfer that waits it has turned out that it has more bytes for the link than was said,
+  /// or fewer (a negative change): units that were found not to be there, or will not come.
+  void resized(copy_direction direction, std::int64_t change) noexcept {
+    if (is_of_link(direction)) of(direction).queue.add_bytes(change);
   }
 
   /// A piece of a transfer has left the link; it waits no longer.
   /// @return whether the sample was taken; the class says what is refused
   bool moved(const link_sample& sample) noexcept {
     traffic& t = of(sample.direction);
-    std::lock_guard lock(t.mutex);
     if (is_of_link(sample.direction)) t.take_from_queue(sample.bytes);
+    std::lock_guard lock(t.mutex);
     if (!is_of_link(sample.direction) || !t.accepts(sample, options_.window_s)) {
       ++t.counts.refused;
       return false;
@@ -102,10 +107,8 @@ class link_monitor {
   /// A transfer has ended. `bytes_left` of it did not move (failed, cancelled), and wait no longer.
   void ended(copy_direction direction, std::int64_t bytes_left) noexcept {
     if (!is_of_link(direction)) return;
-    traffic& t = of(direction);
-    std::lock_guard lock(t.mutex);
-    t.take_from_queue(bytes_left);
-    if (t.queued_transfers > 0) --t.queued_transfers;
+    of(direction).take_from_queue(bytes_left);
+    of(direction).queue.add_transfers(-1);
   }
 
   /// Both directions as they are now.
@@ -149,7 +152,7 @@ class link_monitor {
       return true;
     }
     void take_from_queue(std::int64_t bytes) noexcept {
-      queued_bytes -= std::clamp<std::int64_t>(bytes, 0, queued_bytes);
+      queue.add_bytes(-std::max<std::int64_t>(bytes, 0));
     }
     void age_to(double moment, double time_constant_s) noexcept {
       if (moment <= averaged_at) return;
@@ -159,14 +162,13 @@ class link_monitor {
       averaged_at = moment;
     }
 
+    detail::link_queue queue;
     mutable std::mutex mutex;  ///< guards the rest
     detail::busy_intervals intervals;
     double average_bytes = 0;
     double average_busy_s = 0;
     double averaged_at = 0;
     int behind = 0;  ///< samples in a row that seem to be from long ago
-    std::int64_t queued_bytes = 0;
-    std::int64_t queued_transfers = 0;
     link_counts counts;
   };
 
@@ -196,8 +198,8 @@ class link_monitor {
     const bool measured = t.average_busy_s > 0 && t.average_bytes > 0;
     return {.utilisation = std::clamp(busy / options_.window_s, 0.0, 1.0),
             .seconds_per_byte = measured ? t.average_busy_s / t.average_bytes : 0,
-            .queued_bytes = t.queued_bytes,
-            .queued_transfers = t.queued_transfers};
+            .queued_bytes = t.queue.bytes(),
+            .queued_transfers = t.queue.transfers()};
   }
 
   link_monitor_options options_;

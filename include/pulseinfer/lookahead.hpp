@@ -4,13 +4,18 @@
 /// at the layer's own.
 ///
 /// A layer's recall depends on that layer's query, so nothing hides it unless something is known in
-/// advance. Two things can be. Neighbouring layers choose much the same: an `anchor_plan` says which
-/// layers choose anew and which take over an anchor's list (Kascade); then the misses of the latter
-/// are known at the anchor. And a layer's query can be guessed from the hidden state of the layer
-/// before (InfiniGen), its list with it. A list that is taken over for good is resolved as ever,
-/// only earlier. One that is a guess goes through `lookahead`: it is recalled ahead, the layer's true
-/// choice corrects it, and what was brought in vain is counted.
-/// @see Deshmukh et al., Kascade, 2025; Lee et al., InfiniGen, OSDI 2024
+/// advance. Two things can be. Where neighbouring layers choose alike, an `anchor_plan` says which
+/// layers choose anew and which take over an anchor's list (Kascade, whose anchors are those that a
+/// development set shows, and whose lists are each head's; in vLLM followers repeat a leader's plan);
+/// then the misses of the latter are known at the anchor. And a layer's query can be guessed from the
+/// hidden state of the layer before (InfiniGen), its list with it. docs/fidelity.md says how much of
+/// a small model's lists each has found.
+///
+/// A list that is taken over for good is resolved as ever, only earlier. One that is a guess goes
+/// through `lookahead`: it is recalled ahead, the layer's true choice corrects it, and what was
+/// brought in vain is counted.
+/// @see Deshmukh, Goyal, Kwatra and Ramjee, "Kascade: A Practical Sparse Attention Method for
+///      Long-Context LLM Inference", arXiv:2512.16391; Lee et al., InfiniGen, OSDI 2024
 #pragma once
 
 #include <cstddef>
@@ -105,7 +110,7 @@ enum class [[nodiscard]] announce_outcome : std::uint8_t{
 
 /// What became of the wait for a guess.
 enum class [[nodiscard]] settle_outcome : std::uint8_t{
-    none,        ///< nothing was announced: resolve
+    none,        ///< nothing was announced, or it was settled already: resolve
     settled,     ///< the stream waits for what was announced: resolve
     incomplete,  ///< some of it did not come and is forgotten; the rest is there: resolve
     not_yet,  ///< nothing was enqueued: the transfer is pending, or has not ended after a failure
@@ -147,7 +152,7 @@ class lookahead {
   /// Resolves a guess and starts its recall.
   ///
   /// @param layer      in [0, layers of the pool)
-  /// @param batch      its device arrays are valid until the guess was settled
+  /// @param batch      its device arrays are valid until the stream has got past this call
   /// @param predicted  one list a row, on the device, as `hot_buffer::resolve` takes it
   /// @param sequences  [rows] as `transfer_engine::recall`
   /// @param stream     behind the layer's last attention, which reads the pages
@@ -174,8 +179,6 @@ class lookahead {
       throw;
     }
     g.requests.assign(batch.requests.begin(), batch.requests.end());
-    g.batch = batch;
-    g.batch.requests = g.requests;
     g.step = *step;
     g.is_settled = false;
     return announce_outcome::announced;
@@ -202,19 +205,23 @@ class lookahead {
 
   /// Makes `stream`, on which the layer's true choice will be resolved, wait for the guess; where
   /// some of it does not come, forgets that. Never blocks.
+  ///
+  /// A transfer may fail after that, with the stream that waits for it. What resolves next is then
+  /// refused (`device_error`); once the stream was synced, this call forgets what did not come.
   /// @throws std::out_of_range  on a layer out of range; so do the others
   settle_outcome try_settle(std::int32_t layer, stream_ref stream) {
     guess& g = at(layer);
-    if (!g.step || g.is_settled) return settle_outcome::none;
+    if (!g.step) return settle_outcome::none;
+    if (g.is_settled) {
+      return is_final(g) && g.step->is_open() ? forget(g, stream) : settle_outcome::none;
+    }
     if (g.recalled->enqueue_wait(stream) == wait_outcome::enqueued) {
       if (g.step->is_open()) hot_->mark_settled(*g.step);  // or it has ended, and needs no wait
       g.is_settled = true;
       return settle_outcome::settled;
     }
-    if (!g.recalled->is_final()) return settle_outcome::not_yet;
-    if (g.step->is_open()) hot_->discard(*g.step, g.batch, stream);
-    drop(g);
-    return settle_outcome::incomplete;
+    if (!is_final(g)) return settle_outcome::not_yet;
+    return forget(g, stream);
   }
 
   /// As `try_settle`, but waits until it can say how it ends. What failed the transfer is not thrown:
@@ -258,7 +265,6 @@ class lookahead {
     std::optional<resolved_step> step;
     std::optional<ticket<Backend>> recalled;
     std::vector<std::int32_t> requests;
-    batch_view batch;
     bool is_settled = false;
   };
 
@@ -268,17 +274,25 @@ class lookahead {
         layer, ", expected 0 to ", guesses_.size() - 1);
     return guesses_[static_cast<std::size_t>(layer)];
   }
-  static void drop(guess& g) noexcept {
+  [[nodiscard]] static bool is_final(const guess& g) noexcept {
+    return !g.recalled || g.recalled->is_final();
+  }
+  /// Ends the ticket of a guess of which not all came, and forgets that. The step is kept: where the
+  /// stream had failed nothing is forgotten, and the step is open again.
+  settle_outcome forget(guess& g, stream_ref stream) {
+    if (g.step->is_open()) hot_->discard(*g.step, {.requests = g.requests}, stream);
     g.recalled.reset();
-    g.step.reset();
-    g.is_settled = false;
+    g.is_settled = true;
+    return settle_outcome::incomplete;
   }
   /// Lets go of a guess that was settled; false while its transfer goes on. One that failed after all,
   /// with the stream that waited for it, is discarded.
   bool release(guess& g, stream_ref stream) {
-    if (!g.recalled->is_final()) return false;
-    if (g.step->is_open()) hot_->discard(*g.step, g.batch, stream);
-    drop(g);
+    if (!is_final(g)) return false;
+    if (g.step->is_open()) hot_->discard(*g.step, {.requests = g.requests}, stream);
+    g.recalled.reset();
+    g.step.reset();
+    g.is_settled = false;
     return true;
   }
 

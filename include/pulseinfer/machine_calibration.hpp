@@ -37,6 +37,7 @@ class scratch_store {
         found[i] = store_->payload_ + index_of(blocks[i]) * store_->unit_bytes();
       }
     }
+    void prefetch(std::span<const logical_block>) const noexcept {}  // there is no table
     [[nodiscard]] bool matches(logical_block, const std::byte*) const noexcept { return true; }
     bool drop_if_corrupt(logical_block) const noexcept { return false; }
 
@@ -52,6 +53,9 @@ class scratch_store {
   [[nodiscard]] std::int64_t unit_bytes() const noexcept { return geometry_.unit_bytes(); }
   [[nodiscard]] std::int32_t max_blocks() const noexcept { return blocks_; }
   [[nodiscard]] const std::byte* payload() const noexcept { return payload_; }
+  [[nodiscard]] std::size_t piece_bytes() const noexcept {
+    return std::numeric_limits<std::size_t>::max();
+  }
   [[nodiscard]] const std::byte* device_payload() const noexcept { return device_payload_; }
   [[nodiscard]] lease acquire(sequence_id, std::int32_t) const noexcept { return lease(*this); }
   void reserve(sequence_id, std::int32_t, std::span<const logical_block> blocks,

@@ -135,7 +135,8 @@ class pinned_allocator {
 /// Memory that is filled in the background is used by streams only when it is ready. A store may have
 /// such memory, and its transfers the plain backend: what the host writes and reads is there at
 /// once, staged recalls and offloads go from the beginning, the other ways once all is ready. Its
-/// chunks end on units where `unit_bytes` is the store's.
+/// chunks end on units where `unit_bytes` is the store's. Staging over such memory is refused where
+/// what is registered in one call ends within a chunk of it.
 template <backend Base, class System = detail::page_system>
 class paged_backend : public Base {
  public:

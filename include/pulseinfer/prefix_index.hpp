@@ -20,6 +20,7 @@
 #include "pulseinfer/block_key.hpp"
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/detail/host_memory.hpp"
+#include "pulseinfer/detail/prefetch.hpp"
 #include "pulseinfer/detail/prefix_bucket.hpp"
 #include "pulseinfer/error.hpp"
 
@@ -182,12 +183,12 @@ class prefix_index {
   /// Fetches into the cache what `find` or `insert` of a key reads first, or `erase` and `key_of`
   /// of a group.
   void prefetch(const block_key& key) const noexcept {
-    __builtin_prefetch(table_.get() + home(key));
+    detail::prefetch_line(table_.get() + home(key));
   }
   void prefetch(std::int32_t group) const noexcept {
     const auto g = static_cast<std::size_t>(group);
     if (g >= records_.size() || records_[g].place == nowhere) return;
-    __builtin_prefetch(table_.get() + records_[g].place / slots);
+    detail::prefetch_line(table_.get() + records_[g].place / slots);
   }
 
   /// How many blocks of a prompt are there and ready, as `set_ready` told it: counts from the first
@@ -328,8 +329,8 @@ class prefix_index {
     // Where entries passed the bucket by, one more line is fetched now, instead of waited for
     // later.
     const std::uint64_t hints = hints_[at / 64].load(std::memory_order_relaxed);
-    __builtin_prefetch(table_.get() + at);
-    __builtin_prefetch(table_.get() + at + (hints >> at % 64 & 1));
+    detail::prefetch_line(table_.get() + at);
+    detail::prefetch_line(table_.get() + at + (hints >> at % 64 & 1));
     return at;
   }
   [[nodiscard]] int free_slot(std::size_t at) const noexcept {

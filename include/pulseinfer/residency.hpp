@@ -63,21 +63,30 @@ struct residency_totals {
   }
 };
 
+/// How far the recall of a step's misses is. One that ends well ends the step.
+enum class recall_state : std::uint8_t {
+  none,
+  under_way,  ///< from the call on
+  short_of,   ///< it has ended, and not every miss came
+};
+
 /// One step's mirror: what the device tells the host about it. Busy from resolve until its recall
 /// has ended well, or its misses were discarded.
 struct step_record {
   std::atomic<bool> busy{false};
-  std::atomic<bool> recalling{false};  ///< from the call of a recall to its end
-  std::uint64_t generation = 0;        ///< of the step that has the record now
+  std::atomic<recall_state> recall{recall_state::none};
+  std::uint64_t generation = 0;  ///< of the step that has the record now
   std::int32_t layer = 0;
   std::int32_t k = 0;
   std::vector<std::int32_t> requests;     ///< [rows]
+  std::int32_t* row_requests = nullptr;   ///< [rows], pinned: the same, not of held steps
   unit_miss* misses = nullptr;            ///< [rows, k], pinned
   std::int32_t* miss_counts = nullptr;    ///< [rows], pinned
   std::int32_t* chosen_counts = nullptr;  ///< [rows], pinned
   unit_miss* device_misses = nullptr;     ///< the same arrays as kernels see them
   std::int32_t* device_miss_counts = nullptr;
   std::int32_t* device_chosen_counts = nullptr;
+  std::int32_t* device_requests = nullptr;
   std::int32_t* pages = nullptr;    ///< [rows, k], device memory
   std::int32_t* scratch = nullptr;  ///< [rows, 2 k], device memory
   bool predicted = false;           ///< its choice is not the true one
@@ -89,6 +98,9 @@ struct step_record {
 
   [[nodiscard]] std::int32_t rows() const noexcept {
     return static_cast<std::int32_t>(requests.size());
+  }
+  [[nodiscard]] bool is_recalling() const noexcept {
+    return recall.load(std::memory_order_acquire) == recall_state::under_way;
   }
 };
 
@@ -130,6 +142,7 @@ struct forget_misses {
   template <class Group>
   PULSEINFER_HD void operator()(std::int64_t row, Group group) const {
     const std::int64_t request = requests[row];
+    if (request < 0) return;  // not in use: the misses, if there are some, are of a replay before
     std::int64_t mine = 0;
     for (std::int64_t i = group.rank(); i < miss_counts[row]; i += group.size()) {
       const unit_miss miss = misses[row * k + i];

@@ -3,8 +3,10 @@
 /// What a step's choice of blocks is made by, and what comes of it.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "pulseinfer/budget.hpp"
 #include "pulseinfer/concepts.hpp"
@@ -16,8 +18,8 @@
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
 /// What was chosen, in device memory: ids [lists, k] of blocks, ascending, unique, padded with -1,
-/// and how many. List r * head_groups + g is group g of row r. Valid until the selector's next
-/// `select`.
+/// and how many, from none to k. List r * head_groups + g is group g of row r. Valid until the
+/// selector's next `select`.
 struct selection {
   const std::int32_t* ids = nullptr;
   const std::int32_t* counts = nullptr;
@@ -37,21 +39,31 @@ struct block_scores {
   std::int64_t mass_stride = 0;
 };
 
-/// What a selector chooses. Buffers are sized by it once.
+/// `consensus_options::budget_blocks` of who does not tell it: as many as the budget's cap.
+inline constexpr std::int32_t room_for_budget = std::numeric_limits<std::int32_t>::min();
+
+/// What is chosen where neither budget is told, as docs/fidelity.md recommends it: a sixteenth of
+/// the context, but 16 blocks at least, and no more than a hot buffer's default takes.
+inline constexpr selection_budget default_budget = selection_budget::of_context(1.0 / 16, 16, 64);
+
+/// What a selector chooses. Buffers are sized by it once. What is not told is as docs/fidelity.md
+/// recommends it; its study takes these values from here.
 struct consensus_options {
   std::int32_t query_heads = 0;
-  std::int32_t budget_blocks = 64;  ///< k: room of a list, and the most that a budget may choose
+  /// k: room of a list, and the most that a budget may choose.
+  std::int32_t budget_blocks = room_for_budget;
   /// How many blocks are chosen beside those that are always in, where `select` is not told; of cap
-  /// 0: `budget_blocks`. By mass only where scores are normalised.
+  /// 0: `budget_blocks`, and where that is not told either, `default_budget`. By mass or by worth
+  /// only where scores are normalised.
   selection_budget budget = {.cap = 0};
   std::int32_t sink_blocks = 1;    ///< first blocks, always in, never chosen
   std::int32_t window_blocks = 2;  ///< last full blocks, always in, never chosen
   std::int32_t head_groups =
       1;  ///< lists a row: 1 (a list a layer), kv_heads, or query_heads (every head alone)
-  float lambda = 0.5f;
+  float lambda = 0.5f;  ///< of `max_mean`
   std::int32_t max_rows = 16;
   std::int32_t query_tokens = 1;  ///< queries of each head in a step, at most
-  consensus_rule rule = consensus_rule::max_mean;
+  consensus_rule rule = consensus_rule::mean;
   score_normalisation normalisation = score_normalisation::none;
   std::int32_t head_blocks = 0;  ///< `vote`, `union_of_heads`: what each query votes for; 0: as k
   float logit_scale = 0.0f;      ///< that of the model's attention; 0: 1 / sqrt(head_dim)
@@ -72,7 +84,7 @@ struct consensus_options {
 inline const selection_budget& checked_budget(const char* what, const selection_budget& budget,
                                               const consensus_options& options) {
   checked_budget(what, budget, options.budget_blocks);
-  detail::expects(budget.rule != budget_rule::mass || options.is_normalised(), what,
+  detail::expects(!budget.needs_masses() || options.is_normalised(), what,
                   ": the budget is by mass, but normalisation is none, expected candidates or "
                   "context");
   return budget;
@@ -91,6 +103,18 @@ inline consensus_options checked(consensus_options o, const kv_geometry& geometr
                     ", expected ", least, " to ", most);
   };
   check("query_heads", o.query_heads, 1, max_extent);
+  if (o.budget_blocks == room_for_budget) {
+    const auto room =
+        static_cast<std::int32_t>(std::min<std::int64_t>(default_budget.cap, max_blocks));
+    if (o.budget == selection_budget{.cap = 0}) {
+      o.budget = default_budget;
+      o.budget.floor = std::min(o.budget.floor, room);
+      o.budget.cap = 0;
+    }
+    if (o.budget.cap == 0) o.budget.cap = room;
+    checked_budget("consensus_selector", o.budget, max_blocks);
+    o.budget_blocks = o.budget.cap;
+  }
   check("budget_blocks", o.budget_blocks, 1, max_blocks);
   check("sink_blocks", o.sink_blocks, 0, max_blocks);
   check("window_blocks", o.window_blocks, 0, max_blocks);

@@ -57,8 +57,9 @@ class staging_pool {
   /// @param chunk_bytes  of pinned and as many of device memory, a chunk
   /// @param chunks       how many
   /// @param at_once      how many of them may be out at a time; 0: all
-  /// @throws std::invalid_argument  if chunks is not 1 to 4096, at_once not 0 to chunks, or
-  ///                                chunk_bytes no multiple of 256
+  /// @throws std::invalid_argument  if chunks is not 1 to 4096, at_once not 0 to chunks, chunk_bytes
+  ///                                no multiple of 256, or the backend's pinned memory comes in
+  ///                                pieces that end within chunks
   /// @throws out_of_memory          when the chunks cannot be had
   staging_pool(Backend backend, std::size_t chunk_bytes, std::int32_t chunks,
                std::int32_t at_once = 0)
@@ -66,13 +67,14 @@ class staging_pool {
         host_(backend, checked_bytes(chunk_bytes, chunks)),
         device_(backend, chunk_bytes * static_cast<std::size_t>(chunks)),
         at_once_(checked_at_once(at_once, chunks)) {
+    check_pieces(chunk_bytes);
     chunks_.reserve(static_cast<std::size_t>(chunks));
     free_.resize(static_cast<std::size_t>(chunks));
     for (std::int32_t i = 0; i < chunks; ++i) {
       const std::size_t offset = static_cast<std::size_t>(i) * chunk_bytes;
-      chunks_.push_back({host_.data() + offset, host_.device_data() + offset,
-                         device_.data() + offset, chunk_bytes, backend_.make_event(),
-                         backend_.make_event(), i});
+      std::byte* const host = host_.data() + offset;
+      chunks_.push_back({host, backend_.device_pointer(host), device_.data() + offset, chunk_bytes,
+                         backend_.make_event(), backend_.make_event(), i});
       free_[static_cast<std::size_t>(i)] = i;
     }
     free_count_ = chunks;
@@ -130,6 +132,17 @@ class staging_pool {
                     "staging_pool: chunk_bytes is ", chunk_bytes,
                     ", expected a multiple of 256, at most 2^40");
     return chunk_bytes * static_cast<std::size_t>(chunks);
+  }
+  /// One copy moves a chunk.
+  void check_pieces(std::size_t chunk_bytes) const {
+    if constexpr (requires { backend_.pinned_chunk_bytes(host_.data()); }) {
+      const std::size_t piece = backend_.pinned_chunk_bytes(host_.data());
+      detail::expects(piece >= host_.size() || piece % chunk_bytes == 0,
+                      "staging_pool: pinned memory in pieces of ", piece,
+                      " bytes that end within chunks of ", chunk_bytes,
+                      ", expected pinned_options::max_chunk_bytes to be at least ", host_.size(),
+                      ", or a backend that is not paged");
+    }
   }
   static std::int32_t checked_at_once(std::int32_t at_once, std::int32_t chunks) {
     detail::expects(at_once >= 0 && at_once <= chunks, "staging_pool: at_once is ", at_once,

@@ -78,7 +78,7 @@ enum class [[nodiscard]] trim_outcome : std::uint8_t{
 /// What became of a name for a block.
 enum class [[nodiscard]] name_outcome : std::uint8_t{
     named,   ///< the block is found by this key from here on, once it is whole
-    exists,  ///< another block has the key, and keeps it; this one stays without
+    exists,  ///< another block has the key, and keeps it as it is; this one stays without
 };
 
 /// How long a block with a name should stay once no sequence holds it, for a policy that looks at
@@ -131,7 +131,9 @@ struct block_store_options {
   std::int32_t max_stored_blocks = 0;
   eviction_scope scope = eviction_scope::unit;
   std::int32_t max_events = 0;  ///< that wait to be drained; later ones are lost, and counted
-  bool zero_freed = false;      ///< overwrite a slot's bytes when it becomes free
+  /// Overwrite a slot's bytes when it becomes free. What no unit has been in is as the backend gave
+  /// it; at the store's end nothing is done: see `pinned_options::zero_on_release`.
+  bool zero_freed = false;
   /// What a recall can check of a unit: a tag of 8 bytes a unit, none without.
   pulseinfer::integrity integrity = pulseinfer::integrity::none;
   checksum_function checksum = nullptr;  ///< for integrity::checksum, such as `xxh3`

@@ -95,7 +95,8 @@ class transfer_engine {
                                                       std::span<const sequence_id> sequences,
                                                       stream_ref stream) {
     detail::expects(step.is_open(), "recall: the step was not resolved, or has ended");
-    detail::expects(!step.record->recalling.load(std::memory_order_acquire),
+    const detail::recall_state before = step.record->recall.load(std::memory_order_acquire);
+    detail::expects(before != detail::recall_state::under_way,
                     "recall: the step is being recalled already");
     detail::expects(sequences.size() == static_cast<std::size_t>(step.rows),
                     "recall: ", sequences.size(), " sequences, the step has ", step.rows, " rows");
@@ -105,11 +106,11 @@ class transfer_engine {
     auto* s = in_.take(step.layer, sequences);
     if (s == nullptr) return std::nullopt;
     s->step = step.record;
-    step.record->recalling.store(true, std::memory_order_relaxed);
+    step.record->recall.store(detail::recall_state::under_way, std::memory_order_relaxed);
     try {
       return in_.start(*s, stream);
     } catch (...) {
-      step.record->recalling.store(false, std::memory_order_relaxed);
+      step.record->recall.store(before, std::memory_order_relaxed);
       throw;
     }
   }

@@ -14,7 +14,6 @@
 #include <limits>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -304,7 +303,7 @@ void destroying_streams_and_events_waits_for_their_work(Backend& backend) {
 
 template <class Backend>
 void copies_of_a_backend_share_the_machine(Backend& backend) {
-  std::optional<Backend> second(backend);
+  auto second = std::make_unique<Backend>(backend);
   auto stream = second->make_stream(stream_priority::normal);
   auto event = backend.make_event();
   test::device_array<std::int32_t, Backend> a(*second, std::vector<std::int32_t>(10, 1), stream);

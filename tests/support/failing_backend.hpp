@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// A backend of which one call does something else first: it throws, breaks the stream, or calls
-/// back into the test.
+/// back into the test. One that says what became of an event says that it failed.
 #pragma once
 
 #include <atomic>
@@ -18,13 +18,13 @@
 namespace test {
 
 /// The calls that can be made to fail.
-enum class job { copy, copy_many, record, wait, kernel, row_kernel, task };
+enum class job { copy, copy_many, record, wait, kernel, row_kernel, task, poll };
 
 inline constexpr std::pair<job, const char*> all_jobs[] = {
     {job::copy, "copy_async"}, {job::copy_many, "copy_many_async"},
     {job::record, "record"},   {job::wait, "enqueue_wait"},
     {job::kernel, "for_each"}, {job::row_kernel, "for_each_row"},
-    {job::task, "host_async"},
+    {job::task, "host_async"}, {job::poll, "poll"},
 };
 
 /// Models `backend` as `Base` does, until the armed call comes.
@@ -72,6 +72,9 @@ class failing_backend : public Base {
     strike(job::copy_many, &s);
     Base::copy_many_async(copies, direction, s);
   }
+  [[nodiscard]] pulseinfer::event_state poll(const event& e) const noexcept {
+    return is_struck(job::poll) ? pulseinfer::event_state::failed : Base::poll(e);
+  }
   void host_async(std::span<const event* const> after, pulseinfer::host_task task,
                   pulseinfer::host_cost cost) {
     strike(job::task, nullptr);
@@ -96,9 +99,12 @@ class failing_backend : public Base {
     std::atomic<int> left{0};
     action what;
   };
+  [[nodiscard]] bool is_struck(job which) const noexcept {
+    if (which != plan_->which || plan_->left.load() <= 0) return false;
+    return plan_->left.fetch_sub(1) == 1;
+  }
   void strike(job which, const stream_ref* s) {
-    if (which != plan_->which || plan_->left.load() <= 0) return;
-    if (plan_->left.fetch_sub(1) == 1) plan_->what(s);
+    if (is_struck(which)) plan_->what(s);
   }
 
   std::shared_ptr<plan> plan_;

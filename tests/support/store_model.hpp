@@ -607,16 +607,17 @@ class twins {
   bool end_hold() {
     if (one_in(2)) {
       now_ += some(4);
+      const std::int64_t now = one_in(32) ? store_type::no_deadline : now_;
       std::int32_t ended = 0;
       for (std::int32_t i = 0; i < model::sequences; ++i) {
         model::sequence& s = model_.at(i);
-        if (!s.is_held || s.deadline > now_) continue;
+        if (!s.is_held || s.deadline > now || s.deadline == store_type::no_deadline) continue;
         s.is_held = false;
         model_.use(i);
         ++ended;
       }
       model_.settle();
-      return store_.expire(now_) == ended;
+      return store_.expire(now) == ended;
     }
     if (holds_.empty()) return true;
     std::swap(holds_[static_cast<std::size_t>(some(std::ssize(holds_)))], holds_.back());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// What one transfer has of the link: the times of its copies, reported as they come through.
+/// What one transfer has of the link: what of it waits, and the times of its copies, reported as
+/// they come through.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +20,8 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 /// call.
 class link_share {
  public:
-  /// The transfer has so many bytes for the link. The monitor may be null.
+  /// The transfer has so many bytes for the link, as far as is known at the call. The monitor may be
+  /// null. For the caller's thread: it takes no lock.
   void begin(link_monitor* monitor, copy_direction direction, std::size_t bytes) noexcept {
     monitor_ = monitor;
     direction_ = direction;
@@ -27,6 +29,24 @@ class link_share {
     began_ns_ = ended_ns_ = 0;
     engine_passed_ns_.store(0, std::memory_order_relaxed);
     if (monitor_ != nullptr) monitor_->submitted(direction_, bytes_left_);
+  }
+
+  /// So many bytes it has in truth: its units have been looked up. Before the first copy.
+  void resize(std::size_t size) noexcept {
+    const auto bytes = static_cast<std::int64_t>(size);
+    if (monitor_ != nullptr && bytes != bytes_left_) {
+      monitor_->resized(direction_, bytes - bytes_left_);
+    }
+    bytes_left_ = bytes;
+  }
+  /// So many bytes of it will not come: they wait no longer.
+  void give_up(std::size_t size) noexcept {
+    const auto bytes = static_cast<std::int64_t>(size);
+    {
+      std::lock_guard lock(mutex_);
+      bytes_left_ -= bytes;
+    }
+    if (monitor_ != nullptr) monitor_->resized(direction_, -bytes);
   }
 
   /// The copies wait for work of the engine's: until `engine_passed` they are not the link's.

@@ -41,6 +41,9 @@ class offload_pipeline
   static constexpr copy_direction direction = copy_direction::device_to_host;
   static constexpr transfer_way way_ = transfer_way::staged;
 
+  /// Whom the store gave room is known at the call.
+  [[nodiscard]] std::size_t asked(const state& s) const noexcept { return s.order.size(); }
+
   void begin(state& s) {
     s.report.started_ns = this->backend_.now_ns();
     // One for each chunk that is not in the store yet, and one until all are enqueued.

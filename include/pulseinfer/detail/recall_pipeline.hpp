@@ -5,10 +5,13 @@
 /// that are under way. The other ways read the store's memory themselves.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <limits>
 #include <mutex>
 #include <vector>
 
@@ -17,9 +20,9 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
-/// Adds a copy to a list; with `merge`, one that goes on where the last one ends becomes part of it.
-inline void add_run(std::vector<copy_span>& runs, const copy_span& added, bool merge) {
-  if (merge && !runs.empty()) {
+/// Adds a copy to a list. One that goes on where the last one ends becomes part of it, if it may.
+inline void add_run(std::vector<copy_span>& runs, const copy_span& added, bool may_join) {
+  if (may_join && !runs.empty()) {
     copy_span& last = runs.back();
     if (static_cast<std::byte*>(last.destination) + last.bytes == added.destination &&
         static_cast<const std::byte*>(last.source) + last.bytes == added.source) {
@@ -56,6 +59,14 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
  private:
   static constexpr stream_priority urgency = stream_priority::high;  // an engine waits for it
   static constexpr copy_direction direction = copy_direction::host_to_device;
+
+  /// Of a step it is not known at the call how many units it lacks: as many, it is taken, as the
+  /// step before. Before the first one, all that it chose.
+  [[nodiscard]] std::size_t asked(const state& s) const noexcept {
+    if (s.step == nullptr) return s.targets.size();
+    return std::min(as_size(std::int64_t{s.step->rows()} * s.step->k),
+                    last_misses_.load(std::memory_order_relaxed));
+  }
 
   void begin(state& s) {
     s.report.started_ns = this->backend_.now_ns();
@@ -113,22 +124,32 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
                            .mirrored = &misses[i].status});
       }
     }
+    last_misses_.store(s.units.size(), std::memory_order_relaxed);
   }
 
-  /// Looks the units up, runs of a row at once.
+  /// Looks the units up, runs of a row at once, while the memory of the next run is on its way.
   static void find_sources(state& s) {
-    logical_block blocks[most_units_at_once];
+    logical_block runs[2][most_units_at_once];
     const std::byte* found[most_units_at_once];
-    for (std::size_t first = 0; first < s.units.size();) {
-      const std::int32_t row = s.units[first].row;
+    const auto lease_at = [&](std::size_t i) -> auto& {
+      return s.leases[static_cast<std::size_t>(s.units[i].row)];
+    };
+    const auto take_run = [&](std::size_t first, logical_block* to) {
       std::size_t count = 0;
       for (; count < most_units_at_once && first + count < s.units.size(); ++count) {
-        if (s.units[first + count].row != row) break;
-        blocks[count] = s.units[first + count].block;
+        if (s.units[first + count].row != s.units[first].row) break;
+        to[count] = s.units[first + count].block;
       }
-      s.leases[static_cast<std::size_t>(row)].find({blocks, count}, found);
+      if (count > 0) lease_at(first).prefetch({to, count});
+      return count;
+    };
+    std::size_t count = take_run(0, runs[0]);
+    for (std::size_t first = 0, run = 0; count > 0; ++run) {
+      const std::size_t next = take_run(first + count, runs[(run + 1) % 2]);
+      lease_at(first).find({runs[run % 2], count}, found);
       for (std::size_t i = 0; i < count; ++i) s.units[first + i].source = found[i];
       first += count;
+      count = next;
     }
   }
 
@@ -194,7 +215,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     state& s = *j.owner;
     s.outstanding.fetch_add(1, std::memory_order_relaxed);
     try {
-      this->template run<&recall_pipeline::let_go>(j, j.at->copied, 0);
+      this->template run<&recall_pipeline::let_go>(j, j.at->copied);
     } catch (...) {
       s.outstanding.fetch_sub(1, std::memory_order_relaxed);
       this->staging_.release(*j.at);
@@ -249,12 +270,17 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     b.record(c.drained, scatter_);
   }
 
-  /// Copies strips, or runs of adjacent strips, without a kernel.
+  /// Copies strips, or runs of adjacent strips, without a kernel. A run stays within one tensor of
+  /// the engine and one pinned piece of the store, as addresses may go on where an allocation, or a
+  /// registration, ends.
   void copy_runs(job& j) {
     state& s = *j.owner;
     chunk& c = *j.at;
     const bool merge = s.report.way != transfer_way::per_block;
     const layer_planes& planes = this->pool_->layer(s.layer);
+    const std::byte* const payload = this->store_->payload();
+    const std::size_t piece = this->store_->piece_bytes();
+    const std::byte* tensor = nullptr;  // of the last run
     auto& b = this->backend_;
     std::lock_guard lock(this->enqueue_mutex_);
     runs_.clear();
@@ -264,7 +290,11 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       each_strip(
           this->pool_->layout(), index_of(unit.page),
           [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
-            add_run(runs_, {planes.plane[p] + in_pool, unit.source + in_unit, bytes}, merge);
+            std::byte* const to = planes.plane[p];
+            const std::byte* const from = unit.source + in_unit;
+            const bool begins_piece = static_cast<std::size_t>(from - payload) % piece == 0;
+            add_run(runs_, {to + in_pool, from, bytes}, merge && to == tensor && !begins_piece);
+            tensor = to;
           });
     }
     this->wait_for_engine_with_copies(s);
@@ -320,10 +350,14 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       if (unit.mirrored != nullptr) *unit.mirrored = unit.status;
       all_moved = all_moved && unit.status == unit_status::moved;
     }
-    // A step with units that did not come stays the engine's to discard.
+    // A step with units that did not come stays the engine's to discard. (The record of one that has
+    // ended is another's at once.)
     if (s.step != nullptr) {
-      s.step->recalling.store(false, std::memory_order_release);
-      if (all_moved && !s.error) s.step->busy.store(false, std::memory_order_release);
+      if (all_moved && !s.error) {
+        s.step->busy.store(false, std::memory_order_release);
+      } else {
+        s.step->recall.store(recall_state::short_of, std::memory_order_release);
+      }
     }
     this->finish(s);
   }
@@ -336,6 +370,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   store_hint stores_;    ///< of gathers into the staging
   std::int64_t strips_;  ///< of a unit in the pool
   transfer_way way_;
+  std::atomic<std::size_t> last_misses_{std::numeric_limits<std::size_t>::max()};  ///< of a step
   std::vector<copy_span> runs_;  ///< of one chunk, under the enqueue mutex
 };
 

@@ -174,7 +174,10 @@ struct resolve_row {
   PULSEINFER_HD void find_victims(std::int64_t row, const Ranks& rank, std::int64_t usable,
                                   std::int64_t wanted, std::int32_t now, const Group& group) const {
     std::int32_t& reach = tables.reach[requests[row]];
-    const cut at = find_cut(rank, usable, wanted, now > reach ? now - reach : 0, group);
+    std::int64_t guess = std::int64_t{now} - reach;
+    if (guess < 0) guess = 0;
+    if (guess > in_use - 1) guess = in_use - 1;
+    const cut at = find_cut(rank, usable, wanted, guess, group);
     list_slots(at, rank, usable, scratch + 2 * row * k, group);
     group.sync();
     if (group.rank() == 0) reach = now - at.rank;

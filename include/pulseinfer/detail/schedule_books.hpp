@@ -64,7 +64,9 @@ static_assert(sizeof(layer_task) <= 64);
 
 /// The rest of it.
 struct task_record {
-  std::uint64_t age = 0;                          ///< lower is older
+  std::uint64_t age = 0;    ///< lower is older
+  std::int32_t older = -1;  ///< the next one in the order of age
+  std::int32_t younger = -1;
   std::uint64_t short_since = 0;                  ///< batches so far when it began to lack pages
   std::uint64_t looked_at = 0;                    ///< to see a request that stands in a list twice
   std::array<std::uint64_t, 4> deadline_ns = {};  ///< of turns that have one
@@ -172,9 +174,13 @@ class schedule_books {
     const std::int32_t i = free_tasks_.back();
     free_tasks_.pop_back();
     layer_task& t = task(i);
+    const bool queued = t.queued;  // of a request that went before its turn came
     t = {};
+    t.queued = queued;
     t.held = t.parked = true;
-    record(i) = {.age = ++ages_};
+    record(i) = {.age = ++ages_, .older = youngest};
+    (youngest >= 0 ? record(youngest).younger : oldest) = i;
+    youngest = i;
     ++counts.of[static_cast<int>(t.state)];
     return i;
   }
@@ -183,6 +189,9 @@ class schedule_books {
     layer_task& t = task(i);
     --counts.of[static_cast<int>(t.state)];
     t.held = false;
+    const task_record& r = record(i);
+    (r.older >= 0 ? record(r.older).younger : oldest) = r.younger;
+    (r.younger >= 0 ? record(r.younger).older : youngest) = r.older;
     ++link(i).generation;
     free_tasks_.push_back(i);
   }
@@ -307,6 +316,8 @@ class schedule_books {
   std::vector<std::int32_t> live;  ///< groups that have members
   schedule_counts counts;
   std::uint64_t batches = 0;  ///< given out so far
+  std::int32_t oldest = -1;   ///< requests in the order of age; -1: there are none
+  std::int32_t youngest = -1;
 
  private:
   void count_state(layer_state from, layer_state to) noexcept {

@@ -75,19 +75,22 @@ class schedule_core {
     expects_state(t.layer + ahead < options.layers, call, i);
     return t.turn + static_cast<std::uint32_t>(ahead);
   }
-  /// When a recall is expected, if the link does one after the other.
-  [[nodiscard]] std::uint64_t due_of(std::uint64_t now_ns, double bytes) noexcept {
-    const step_speeds& s = options.speeds;
-    link_free_ns = std::max(link_free_ns, now_ns) +
-                   nanoseconds(bytes / s.link_bytes_per_second + s.recall_busy_seconds);
-    return link_free_ns + nanoseconds(s.recall_seconds);
+  [[nodiscard]] double link_seconds_of(double bytes) const noexcept {
+    return bytes / options.speeds.link_bytes_per_second + options.speeds.recall_busy_seconds;
+  }
+  /// When a recall is expected, if the link does one after the other. A link that is faster than it
+  /// was said to be has no more before it than what is under way.
+  [[nodiscard]] std::uint64_t due_of(std::uint64_t now_ns, double link_seconds) noexcept {
+    link_free_ns = after(std::clamp(link_free_ns, now_ns, after(now_ns, flights.link_seconds())),
+                         link_seconds);
+    return after(link_free_ns, options.speeds.recall_seconds);
   }
 
   /// A request begins, or goes on.
   void enter(std::int32_t i) noexcept {
     books.task(i).parked = false;
-    if (books.task(i).now().has_deadline) first_deadline_ns = 0;
     books.settle(i);
+    note_deadline(i);
     if (is_coming(books.task(i).state) || books.task(i).state == layer_state::ready) {
       if (books.link(i).group < 0) grouping.place(books, i);
     }
@@ -100,7 +103,14 @@ class schedule_core {
   }
   void changed(std::int32_t i) noexcept {
     books.settle(i);
+    note_deadline(i);
     tell_later(i);
+  }
+  /// A deadline counts while its layer is recalled, not before or aside.
+  void note_deadline(std::int32_t i) noexcept {
+    const layer_task& t = books.task(i);
+    if (t.state != layer_state::recalling || !t.now().has_deadline || t.now().is_late) return;
+    first_deadline_ns = std::min(first_deadline_ns, books.record(i).deadline_ns[t.turn % 4]);
   }
   /// Its pages are nobody's; what they held must come again.
   void give_back(std::int32_t i) noexcept {
@@ -252,7 +262,6 @@ class schedule_core {
         ++t.turn;
         t.done = t.layer + 1 == options.layers;
         t.layer = g.layer;
-        if (t.now().has_deadline) first_deadline_ns = 0;
       }
       if (t.leaving) {
         books.leave(i);

@@ -42,8 +42,11 @@ class schedule_flights {
     expects(flights_[static_cast<std::size_t>(number)].place < 0, "layer_scheduler: flight ",
             number, " is under way already");
   }
-  void begin(flight_id id, batch_id batch = {}) noexcept {
+  /// @param link_seconds  that it is expected to keep the link busy
+  void begin(flight_id id, batch_id batch = {}, double link_seconds = 0) noexcept {
     flight& f = of(id);
+    f.link_seconds = link_seconds;
+    link_seconds_ += link_seconds;
     f.place = static_cast<std::int32_t>(under_way_.size());
     f.batch = batch;
     under_way_.push_back(static_cast<std::int32_t>(id));
@@ -61,6 +64,8 @@ class schedule_flights {
   }
 
   [[nodiscard]] bool empty() const noexcept { return under_way_.empty(); }
+  /// That all under way keep the link busy, from their beginnings.
+  [[nodiscard]] double link_seconds() const noexcept { return link_seconds_; }
 
   /// Polls every flight; of those that have ended, retires each and calls `ended(link, state)` for
   /// its requests, or `batch_ended(batch, state)`.
@@ -93,6 +98,7 @@ class schedule_flights {
     std::int32_t first = -1;
     std::int32_t last = -1;
     batch_id batch;
+    double link_seconds = 0;
   };
 
   [[nodiscard]] flight& of(flight_id id) noexcept {
@@ -107,6 +113,7 @@ class schedule_flights {
     under_way_[place] = other;
     flights_[static_cast<std::size_t>(other)].place = f.place;
     under_way_.pop_back();
+    link_seconds_ = under_way_.empty() ? 0 : link_seconds_ - f.link_seconds;
     f = {};
     return first;
   }
@@ -114,6 +121,7 @@ class schedule_flights {
   std::vector<flight> flights_;
   std::vector<flight_link> links_;
   std::vector<std::int32_t> under_way_;
+  double link_seconds_ = 0;
   std::int32_t free_link_ = -1;
 };
 

@@ -13,9 +13,10 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
-[[nodiscard]] inline std::uint64_t nanoseconds(double seconds) noexcept {
-  return seconds >= 1e9 ? std::uint64_t{1'000'000'000'000'000'000}
-                        : static_cast<std::uint64_t>(std::llround(seconds * 1e9));
+/// Some seconds after a moment; 10^9 at most, and no later than there is a number for.
+[[nodiscard]] inline std::uint64_t after(std::uint64_t moment_ns, double seconds) noexcept {
+  const auto ns = static_cast<std::uint64_t>(std::llround(std::clamp(seconds, 0.0, 1e9) * 1e9));
+  return moment_ns > no_deadline - ns ? no_deadline : moment_ns + ns;
 }
 
 /// Groups form as the cost model wants them, and change one at a time, at a layer.
@@ -101,11 +102,11 @@ class schedule_grouping {
       tempted_since_ = no_deadline;
       return {};
     }
-    // The device has nothing to do.
-    if (tempted_since_ == no_deadline) tempted_since_ = now_ns;
+    // The device has nothing to do. (A clock that was set back begins anew.)
+    tempted_since_ = std::min(tempted_since_, now_ns);
     const double again = work_.weight_bytes / options_.speeds.device_bytes_per_second +
                          options_.speeds.launch_seconds;
-    const std::uint64_t until = tempted_since_ + nanoseconds(again);
+    const std::uint64_t until = after(tempted_since_, again);
     const std::int32_t late = is_held(books, partial) ? hold_.other : partial;
     if (now_ns < until && due_ns(books, late, now_ns) <= until) return {-1, until};
     tempted_since_ = no_deadline;

@@ -53,13 +53,10 @@ class schedule_pages {
   /// got some, `preempt(i)` for each that must give its own back.
   template <class Granted, class Preempt>
   void grant(schedule_books& books, Granted granted, Preempt preempt) {
-    std::uint64_t after = 0;  // whom we have looked at
     std::int32_t oldest = -1;
-    while (lacking_ > 0) {
-      const std::int32_t i = next_lacking(books, after);
-      if (i < 0) break;
+    for (std::int32_t i = books.oldest; i >= 0 && lacking_ > 0; i = books.record(i).younger) {
       layer_task& t = books.task(i);
-      after = books.record(i).age;
+      if (!asks(t)) continue;
       if (give(t)) {
         granted(i);
         continue;
@@ -83,28 +80,14 @@ class schedule_pages {
     return true;
   }
   [[nodiscard]] static bool asks(const layer_task& t) noexcept {
-    return t.held && t.lacks_pages() && !t.parked && !t.leaving && !t.done;
-  }
-  [[nodiscard]] static std::int32_t next_lacking(schedule_books& books,
-                                                 std::uint64_t after) noexcept {
-    std::int32_t found = -1;
-    for (std::size_t i = 0; i < books.tasks.size(); ++i) {
-      const std::uint64_t age = books.records[i].age;
-      if (!asks(books.tasks[i]) || age <= after) continue;
-      if (found < 0 || age < books.record(found).age) found = static_cast<std::int32_t>(i);
-    }
-    return found;
+    return t.lacks_pages() && !t.parked && !t.leaving && !t.done;
   }
 
-  /// What a request would give: it is younger, and nothing runs on its pages.
-  [[nodiscard]] static bool may_give(const schedule_books& books, std::int32_t i, std::int32_t to,
+  /// Whether a younger request would give what it has: nothing runs on its pages.
+  [[nodiscard]] static bool may_give(const schedule_books& books, std::int32_t i,
                                      bool overdue) noexcept {
     const layer_task& t = books.tasks[static_cast<std::size_t>(i)];
-    if (!t.held || t.pages_held == 0 || t.leaving || t.giving_back) return false;
-    if (books.records[static_cast<std::size_t>(i)].age <=
-        books.records[static_cast<std::size_t>(to)].age) {
-      return false;
-    }
+    if (t.pages_held == 0 || t.leaving || t.giving_back) return false;
     const layer_state state = books.state(i);
     return overdue || state == layer_state::waiting || state == layer_state::parked ||
            state == layer_state::done;
@@ -112,26 +95,22 @@ class schedule_pages {
 
   template <class Preempt>
   void make_room(schedule_books& books, std::int32_t to, Preempt preempt) {
-    const auto tasks = static_cast<std::int32_t>(books.tasks.size());
     const bool overdue = is_overdue(books, to);
     const std::int32_t lacks = books.task(to).pages_needed - books.task(to).pages_held;
     std::int32_t coming = free_;
     std::int32_t could = 0;
-    for (std::int32_t i = 0; i < tasks; ++i) {
+    bool is_younger = false;
+    for (std::int32_t i = books.oldest; i >= 0; i = books.record(i).younger) {
       const layer_task& t = books.task(i);
-      if (t.held && (t.leaving || t.giving_back)) coming += t.pages_held;
-      if (may_give(books, i, to, overdue)) could += t.pages_held;
+      if (t.leaving || t.giving_back) coming += t.pages_held;
+      if (is_younger && may_give(books, i, overdue)) could += t.pages_held;
+      is_younger = is_younger || i == to;
     }
     if (coming >= lacks || coming + could < lacks) return;
-    while (coming < lacks) {
-      std::int32_t youngest = -1;
-      for (std::int32_t i = 0; i < tasks; ++i) {
-        if (!may_give(books, i, to, overdue)) continue;
-        if (youngest < 0 || books.record(i).age > books.record(youngest).age) youngest = i;
-      }
-      if (youngest < 0) return;
-      coming += books.task(youngest).pages_held;
-      preempt(youngest);
+    for (std::int32_t i = books.youngest; coming < lacks; i = books.record(i).older) {
+      if (!may_give(books, i, overdue)) continue;
+      coming += books.task(i).pages_held;
+      preempt(i);
     }
   }
 

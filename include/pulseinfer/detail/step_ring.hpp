@@ -30,12 +30,12 @@ class step_ring {
         count_(static_cast<std::size_t>(options.steps_in_flight)),
         pages_(backend, 3 * count_ * row_units(options)),
         misses_(backend, count_ * row_units(options)),
-        counts_(backend, 2 * count_ * static_cast<std::size_t>(options.max_rows)),
+        counts_(backend, 3 * count_ * static_cast<std::size_t>(options.max_rows)),
         records_(std::make_unique<step_record[]>(count_)) {
     for (std::size_t i = 0; i < count_; ++i) {
       step_record& r = records_[i];
       const std::size_t units = i * row_units(options);
-      const std::size_t rows = 2 * i * static_cast<std::size_t>(options.max_rows);
+      const std::size_t rows = 3 * i * static_cast<std::size_t>(options.max_rows);
       r.k = options.budget_blocks;
       r.requests.reserve(static_cast<std::size_t>(options.max_rows));
       r.misses = misses_.data() + units;
@@ -44,6 +44,8 @@ class step_ring {
       r.device_miss_counts = counts_.device_data() + rows;
       r.chosen_counts = r.miss_counts + options.max_rows;
       r.device_chosen_counts = r.device_miss_counts + options.max_rows;
+      r.row_requests = r.chosen_counts + options.max_rows;
+      r.device_requests = r.device_chosen_counts + options.max_rows;
       r.pages = pages_.data() + 3 * units;
       r.scratch = r.pages + row_units(options);
       ended_.push_back(backend_.make_event());
@@ -61,6 +63,7 @@ class step_ring {
       next_ = (at + 1) % count_;
       records_[at].discarded = false;
       records_[at].pulled = false;
+      records_[at].recall.store(recall_state::none, std::memory_order_relaxed);
       ++records_[at].generation;
       return &records_[at];
     }

@@ -18,6 +18,7 @@
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/detail/slot_extents.hpp"
 #include "pulseinfer/detail/store_catalog.hpp"
+#include "pulseinfer/detail/store_events.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/geometry.hpp"
 #include "pulseinfer/integrity.hpp"
@@ -53,10 +54,10 @@ class store_blocks {
         catalog_(free_.size(), options_.max_stored_blocks, options_.max_sequences,
                  options_.max_blocks),
         index_(options_.max_stored_blocks),
-        policy_(options_.max_stored_blocks) {
+        policy_(options_.max_stored_blocks),
+        events_(options_.max_events) {
     std::fill_n(table_, table_index(options_.max_sequences, 0, 0), absent_unit);
     if (tagger_) tags_.assign(static_cast<std::size_t>(free_.size()), 0);
-    events_.resize(static_cast<std::size_t>(options_.max_events));
   }
 
   [[nodiscard]] const kv_geometry& geometry() const noexcept { return geometry_; }
@@ -82,7 +83,8 @@ class store_blocks {
   [[nodiscard]] const prefix_index& index() const noexcept { return index_; }
   [[nodiscard]] Policy& policy() noexcept { return policy_; }
   [[nodiscard]] std::int32_t free_units() const noexcept { return free_.size(); }
-  [[nodiscard]] std::int64_t lost_events() const noexcept { return lost_events_; }
+  [[nodiscard]] store_events& events() noexcept { return events_; }
+  [[nodiscard]] const store_events& events() const noexcept { return events_; }
   /// Units that can be read, whoever holds them; those being written that somebody waits for; those
   /// that nobody can have.
   [[nodiscard]] std::int64_t ready() const noexcept { return ready_; }
@@ -90,8 +92,7 @@ class store_blocks {
   [[nodiscard]] std::int64_t spoilt() const noexcept { return orphans_ + corrupt_; }
   /// Bytes of all that is in here, but for the policy, the table and the payload.
   [[nodiscard]] std::int64_t bytes() const noexcept {
-    return static_cast<std::int64_t>(tags_.capacity() * sizeof(std::uint64_t) +
-                                     events_.capacity() * sizeof(store_event)) +
+    return static_cast<std::int64_t>(tags_.capacity() * sizeof(std::uint64_t)) + events_.bytes() +
            free_.bytes() + catalog_.bytes() + index_.bytes();
   }
 
@@ -244,22 +245,18 @@ class store_blocks {
   }
   /// A block that only its name kept is used again; the policy may remember that it was.
   void take_up(std::int32_t block) {
-    if (!std::exchange(catalog_.at(block).is_cached, false)) return;
-    --cached_;
+    if (!catalog_.at(block).is_cached) return;
     policy_.evict(block);
+    catalog_.at(block).is_cached = false;
+    --cached_;
   }
   /// What becomes of a block that nobody holds any more: a whole one with a name stays.
   void leave_behind(std::int32_t block, std::int32_t parent) noexcept {
     stored_block& b = catalog_.at(block);
     free_spoilt(block);
     if (b.has_name && b.is_whole) {
-      b.is_cached = true;
-      ++cached_;
-      policy_.insert(block, {.key = index_.key_of(block).low | 1,
-                             .parent = parent,
-                             .priority = b.priority,
-                             .keep_until = b.keep_until});
-      return;
+      if (is_taken(block, parent)) return;
+      tell(store_event::what::evicted, block);
     }
     abandon(block);
     ready_ -= b.ready;
@@ -293,17 +290,25 @@ class store_blocks {
   std::size_t evict_cached(std::int64_t units) {
     std::int32_t victims[most_evicted_ahead];
     std::size_t count = 0;
-    for (units -= free_.size(); units > 0 && count < std::size(victims); ++count) {
-      const std::int32_t block = policy_.victim([](std::int32_t) { return true; });
-      if (block < 0) break;
-      policy_.evict(block);
-      index_.prefetch(block);
-      victims[count] = block;
-      units -= catalog_.at(block).ready;
+    const auto forget_victims = [&] {
+      for (std::size_t i = 0; i < count; ++i) {
+        forget_cached(victims[i], store_event::what::evicted);
+      }
+    };
+    try {
+      for (units -= free_.size(); units > 0 && count < std::size(victims); ++count) {
+        const std::int32_t block = policy_.victim([](std::int32_t) { return true; });
+        if (block < 0) break;
+        policy_.evict(block);
+        index_.prefetch(block);
+        victims[count] = block;
+        units -= catalog_.at(block).ready;
+      }
+    } catch (...) {
+      forget_victims();  // it knows of them no longer
+      throw;
     }
-    for (std::size_t i = 0; i < count; ++i) {
-      forget_cached(victims[i], store_event::what::evicted);
-    }
+    forget_victims();
     return count;
   }
   /// Forgets all blocks that only their names keep, in the policy's order, then those that it never
@@ -339,14 +344,6 @@ class store_blocks {
     settle_whole(block, store_event::what::evicted);
   }
 
-  std::size_t drain_events(std::span<store_event> to) noexcept {
-    const std::size_t n = std::min(to.size(), waiting_events_);
-    for (std::size_t i = 0; i < n; ++i) to[i] = event_at(i);
-    if (n > 0) first_event_ = (first_event_ + n) % events_.size();
-    waiting_events_ -= n;
-    return n;
-  }
-
  private:
   /// Readers, kernels among them, load entries without the lock.
   [[nodiscard]] std::atomic_ref<std::int32_t> entry_of(std::int32_t sequence, std::int32_t layer,
@@ -366,6 +363,22 @@ class store_blocks {
                                          std::int32_t position) const noexcept {
     const std::int32_t before = position > 0 ? catalog_.block_of(sequence, position - 1) : -1;
     return before < 0 ? -1 : catalog_.slot_of(before, layer);
+  }
+  /// Gives a block that only its name keeps to the policy. False if that throws: there is nobody who
+  /// could be told.
+  [[nodiscard]] bool is_taken(std::int32_t block, std::int32_t parent) noexcept {
+    stored_block& b = catalog_.at(block);
+    try {
+      policy_.insert(block, {.key = index_.key_of(block).low | 1,
+                             .parent = parent,
+                             .priority = b.priority,
+                             .keep_until = b.keep_until});
+    } catch (...) {
+      return false;
+    }
+    b.is_cached = true;
+    ++cached_;
+    return true;
   }
   void free_slot(std::int32_t slot) noexcept {
     catalog_.remove_slot(slot);
@@ -394,16 +407,8 @@ class store_blocks {
     settle_whole(block, why);
     forget_if_empty(block);
   }
-  /// One of those that wait, or the place behind them.
-  [[nodiscard]] store_event& event_at(std::size_t i) noexcept {
-    return events_[(first_event_ + i) % events_.size()];
-  }
   void tell(store_event::what kind, std::int32_t block) noexcept {
-    if (waiting_events_ == events_.size()) {
-      lost_events_ += events_.empty() ? 0 : 1;
-    } else {
-      event_at(waiting_events_++) = {kind, index_.key_of(block)};
-    }
+    events_.tell({kind, index_.key_of(block)});
   }
 
   kv_geometry geometry_;
@@ -418,10 +423,7 @@ class store_blocks {
   prefix_index index_;               ///< name -> block, ready if it is whole
   Policy policy_;                    ///< over blocks that nobody holds
   std::vector<std::uint64_t> tags_;  ///< [capacity] of ready units, or empty
-  std::vector<store_event> events_;  ///< [max_events] a ring
-  std::size_t first_event_ = 0;
-  std::size_t waiting_events_ = 0;
-  std::int64_t lost_events_ = 0;
+  store_events events_;
   std::int64_t cached_ = 0;  ///< blocks that only their names keep
   std::int64_t ready_ = 0;   ///< slots by state, whoever holds them
   std::int64_t writing_ = 0;

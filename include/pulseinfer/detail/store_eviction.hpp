@@ -74,6 +74,11 @@ class store_eviction {
     const store_room missing{
         .units = wanted.units - blocks_.free_units() - cached * blocks_.geometry().layers,
         .records = wanted.records - catalog().free_blocks() - cached};
+    // Whatever becomes of it, also if the policy throws, leases wait no longer.
+    const struct planned {
+      store_eviction& of;
+      ~planned() { of.forget_plan(); }
+    } guard{*this};
     if (!plan(writer, missing)) return false;
     const auto is_short = [&] {
       return wanted.units > blocks_.free_units() || wanted.records > catalog().free_blocks();
@@ -85,16 +90,12 @@ class store_eviction {
     // Ends are planned beyond all that the policy gives. One that gives less than it says costs
     // blocks that only their names kept, and nobody else's.
     if (planned_.empty()) return !is_short();
-    const bool is_enough = blocks_.evictable_cached() == 0;
+    if (blocks_.evictable_cached() != 0) return false;
     for (const std::int32_t block : planned_) {
-      if (is_enough) blocks_.give_up(block, true);
+      blocks_.give_up(block, true);
+      blocks_.forget_if_empty(block);
     }
-    unlock_planned();
-    for (const std::int32_t block : planned_) {
-      if (is_enough) blocks_.forget_if_empty(block);
-    }
-    planned_.clear();
-    return is_enough;
+    return true;
   }
 
  private:
@@ -161,16 +162,12 @@ class store_eviction {
     return is_alone;
   }
 
-  /// Picks ends of sequences that make so much room, and keeps leases away from them. False, and
-  /// nothing is picked, if there are not enough.
+  /// Picks ends of sequences that make so much room, and keeps leases away from them, both until
+  /// `forget_plan`. False if there are not enough.
   [[nodiscard]] bool plan(std::int32_t writer, store_room missing) noexcept {
     while (missing.is_any()) {
       const std::int32_t end = least_recent_end(writer, missing.records > 0);
-      if (end < 0) {
-        unlock_planned();
-        planned_.clear();
-        return false;
-      }
+      if (end < 0) return false;
       if (!lock_planned(end)) continue;  // somebody has taken a lease meanwhile
       planned_.push_back(end);
       missing.units -= catalog().at(end).ready;
@@ -191,10 +188,11 @@ class store_eviction {
     });
     return are_alone;
   }
-  void unlock_planned() noexcept {
+  void forget_plan() noexcept {
     for (std::int32_t i = 0; !planned_.empty() && i < count(); ++i) {
       if (std::exchange(at(i).kept, -1) >= 0) at(i).gate.unlock();
     }
+    planned_.clear();
   }
 
   store_blocks<Policy>& blocks_;

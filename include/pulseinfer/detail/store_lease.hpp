@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "pulseinfer/config.hpp"
+#include "pulseinfer/detail/prefetch.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/store_types.hpp"
 #include "pulseinfer/store_view.hpp"
@@ -61,11 +62,13 @@ class store_lease {
       std::fill_n(found.begin(), blocks.size(), nullptr);
       return;
     }
+    const auto some = [blocks](std::size_t first) {
+      return blocks.subspan(first, std::min(at_once, blocks.size() - first));
+    };
+    fetch(some(0));
     for (std::size_t first = 0; first < blocks.size(); first += at_once) {
-      const std::span<const logical_block> some =
-          blocks.subspan(first, std::min(at_once, blocks.size() - first));
-      fetch(some);
-      find_fetched(some, found.subspan(first));
+      if (blocks.size() - first > at_once) fetch(some(first + at_once));
+      find_fetched(some(first), found.subspan(first));
     }
   }
   /// The same for kernels; also units that are committed later are found.
@@ -76,6 +79,13 @@ class store_lease {
             .payload = store_->memory_.device_payload(),
             .unit_bytes = store_->unit_bytes(),
             .blocks = store_->max_blocks()};
+  }
+  /// Asks for the memory that `find` of many blocks reads first, and does not wait for it. Who looks
+  /// up one sequence after the other does so for the next one before he looks at this one's: its
+  /// lines are on their way meanwhile. A hint: nothing else comes of it.
+  /// @param blocks  as `find` gets them next
+  void prefetch(std::span<const logical_block> blocks) const noexcept {
+    if (store_ != nullptr) fetch(blocks.first(std::min(at_once, blocks.size())));
   }
   /// True if these are the bytes of the block as they were committed, wherever they lie now: as
   /// far as the store's `integrity` tells, so always true with `none`. A block that the store
@@ -109,11 +119,11 @@ class store_lease {
     constexpr std::size_t line = 64 / sizeof *table_;
     const auto in_row = static_cast<std::uint32_t>(store_->max_blocks());
     if (in_row <= blocks.size() * line) {  // fewer lines than blocks: all of them, in order
-      for (std::size_t at = 0; at < in_row; at += line) __builtin_prefetch(table_ + at);
+      for (std::size_t at = 0; at < in_row; at += line) prefetch_line(table_ + at);
     } else {
       for (const logical_block block : blocks) {
         const std::int32_t at = index_of(block);
-        if (static_cast<std::uint32_t>(at) < in_row) __builtin_prefetch(table_ + at);
+        if (static_cast<std::uint32_t>(at) < in_row) prefetch_line(table_ + at);
       }
     }
   }

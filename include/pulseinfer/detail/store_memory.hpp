@@ -31,17 +31,21 @@ class store_memory {
                                                    geometry.unit_bytes())),
         table_(backend, static_cast<std::size_t>(options.max_sequences) *
                             static_cast<std::size_t>(geometry.layers) *
-                            static_cast<std::size_t>(options.max_blocks)) {
+                            static_cast<std::size_t>(options.max_blocks)),
+        piece_bytes_(payload_.size()) {
     if constexpr (requires { backend.pinned_chunk_bytes(payload_.data()); }) {
       const std::size_t chunk = backend.pinned_chunk_bytes(payload_.data());
       const auto unit = static_cast<std::size_t>(geometry.unit_bytes());
       expects(chunk >= payload_.size() || chunk % unit == 0, "block_store: pinned chunks of ",
               chunk, " bytes end within units of ", unit,
               ", expected pinned_options::unit_bytes to be that");
+      piece_bytes_ = chunk;
     }
   }
 
   [[nodiscard]] std::byte* payload() const noexcept { return payload_.data(); }
+  /// Of the payload, made known to the device in one call: whole units.
+  [[nodiscard]] std::size_t piece_bytes() const noexcept { return piece_bytes_; }
   /// [sequences, layers, blocks] slots
   [[nodiscard]] std::int32_t* table() const noexcept { return table_.data(); }
   [[nodiscard]] std::size_t table_bytes() const noexcept { return table_.bytes(); }
@@ -73,6 +77,7 @@ class store_memory {
   Backend backend_;
   pinned_buffer<std::byte, Backend> payload_;
   pinned_buffer<std::int32_t, Backend> table_;
+  std::size_t piece_bytes_;
   mutable std::atomic<const std::byte*> device_payload_{nullptr};
   mutable std::atomic<const std::int32_t*> device_table_{nullptr};
 };

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <optional>
 #include <span>
 #include <utility>
@@ -23,6 +24,9 @@
 #include "pulseinfer/store_types.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
+
+/// Of a hold that does not end by itself.
+inline constexpr std::int64_t endless_hold = std::numeric_limits<std::int64_t>::max();
 
 /// Sequences over the blocks of a store: a block store without its memory and its lock.
 ///
@@ -136,6 +140,17 @@ class store_sequences {
     return is_read || is_written ? close_outcome::deferred : close_outcome::closed;
   }
 
+  /// Gives a block of a sequence a name.
+  /// @throws std::logic_error  if nothing of it is there; and as store_blocks::name
+  name_outcome name(std::int32_t index, std::int32_t position, const block_key& key,
+                    const retention& stay) {
+    const std::int32_t block = catalog().block_of(index, position);
+    expects<std::logic_error>(block >= 0, "block_store: block ", position,
+                              " has no unit that could be named");
+    const std::int32_t before = position > 0 ? catalog().block_of(index, position - 1) : -1;
+    return blocks_.name(block, key, stay, before);
+  }
+
   /// True if a unit is neither there nor on its way, and may come.
   [[nodiscard]] bool is_wanted(std::int32_t index, std::int32_t layer,
                                std::int32_t position) const noexcept {
@@ -180,15 +195,25 @@ class store_sequences {
       highest = position;
       wanted += is_wanted(index, layer, position) ? 1 : 0;
     }
+    std::size_t done = 0;
     bool is_any = false;
-    for (std::size_t i = 0; i < blocks.size(); ++i) {
-      if (blocks_.free_units() == 0) {
-        blocks_.evict_cached(std::min(wanted, store_blocks<Policy>::most_evicted_ahead));
+    try {
+      for (; done < blocks.size(); ++done) {
+        if (blocks_.free_units() == 0) {
+          blocks_.evict_cached(std::min(wanted, store_blocks<Policy>::most_evicted_ahead));
+        }
+        results[done] = reserve(index, layer, index_of(blocks[done]));
+        const bool is_reserved = results[done].outcome == reserve_outcome::reserved;
+        wanted -= is_reserved ? 1 : 0;
+        is_any = is_any || is_reserved;
       }
-      results[i] = reserve(index, layer, index_of(blocks[i]));
-      const bool is_reserved = results[i].outcome == reserve_outcome::reserved;
-      wanted -= is_reserved ? 1 : 0;
-      is_any = is_any || is_reserved;
+    } catch (...) {  // the policy's
+      for (reservation& made : results.first(done)) {
+        if (made.outcome == reserve_outcome::reserved) {
+          blocks_.end_write(index_of(std::exchange(made, {}).slot), false, 0);
+        }
+      }
+      throw;
     }
     if (is_any) touch(index);
   }
@@ -241,7 +266,7 @@ class store_sequences {
   std::int32_t expire(std::int64_t now) noexcept {
     std::int32_t ended = 0;
     for (std::int32_t i = 0; i < count(); ++i) {
-      if (!at(i).is_held || at(i).deadline > now) continue;
+      if (!at(i).is_held || at(i).deadline > now || at(i).deadline == endless_hold) continue;
       end_hold(i);
       ++ended;
     }

@@ -22,6 +22,7 @@
 
 #include "pulseinfer/block_store.hpp"
 #include "pulseinfer/concepts.hpp"
+#include "pulseinfer/detail/pipeline_task.hpp"
 #include "pulseinfer/detail/transfer_state.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/layout.hpp"
@@ -32,6 +33,7 @@
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
 /// The machinery of one direction. `Derived` brings the two ends:
+/// - `asked(state)`          units that are to move, as far as the call knows
 /// - `begin(state)`          the first host task: fills `order`; chunks are dealt out behind it
 /// - `prepare(job, i, n)`    host task with a drained chunk: units [i, i + n) of the chunk
 /// - `move_chunk(job)`       when all are prepared: enqueues the chunk's work, and has the chunk
@@ -119,20 +121,17 @@ class transfer_pipeline {
     s.phase.store(transfer_phase::pending, std::memory_order_relaxed);
     s.held.store(true, std::memory_order_relaxed);
     s.shares = 1;
+    s.link.begin(options_.monitor, Derived::direction, self().asked(s) * unit_size());
     try {
       backend_.record(s.ready, stream);
       // What the host names can be gathered at once; a step's misses are known only once the
       // engine's stream has resolved it.
       const typename Backend::event* const resolved = &s.ready;
       backend_.host_async({&resolved, s.step != nullptr ? 1u : 0u},
-                          {[](void* p) noexcept {
-                             auto& t = *static_cast<state*>(p);
-                             t.pipeline->deal_out(t);
-                           },
-                           &s, Derived::urgency},
-                          {});
+                          task_of<&transfer_pipeline::deal_out>(s, Derived::urgency), {});
     } catch (...) {
       give_up(s, unit_status::failed);
+      s.link.end(s.report);
       s.leases.clear();
       s.held.store(false, std::memory_order_relaxed);
       s.phase.store(transfer_phase::done, std::memory_order_release);
@@ -168,29 +167,12 @@ class transfer_pipeline {
   [[nodiscard]] std::size_t unit_size() const noexcept {
     return static_cast<std::size_t>(store_->unit_bytes());
   }
-  /// Runs a member as a host task on a chunk, after an event.
-  template <auto Body>
-  void run(job& j, const typename Backend::event& after, std::uint64_t bytes) {
+  /// Runs a member as a host task after an event: on a chunk, or on a transfer, in which the task
+  /// has no share.
+  template <auto Body, class Target>
+  void run(Target& target, const typename Backend::event& after, std::uint64_t bytes = 0) {
     const typename Backend::event* const event = &after;
-    backend_.host_async({&event, 1},
-                        {[](void* p) noexcept {
-                           auto& t = *static_cast<job*>(p);
-                           (t.owner->pipeline->*Body)(t);
-                         },
-                         &j, Derived::urgency},
-                        {bytes});
-  }
-  /// Runs a member as a host task of a transfer, after an event. There is no share in it any more.
-  template <auto Body>
-  void run(state& s, const typename Backend::event& after) {
-    const typename Backend::event* const event = &after;
-    backend_.host_async({&event, 1},
-                        {[](void* p) noexcept {
-                           auto& t = *static_cast<state*>(p);
-                           (t.pipeline->*Body)(t);
-                         },
-                         &s, Derived::urgency},
-                        {});
+    backend_.host_async({&event, 1}, task_of<Body>(target, Derived::urgency), {bytes});
   }
 
   /// With a share: hands over chunks while there are some to be had, then gives the share up.
@@ -225,6 +207,7 @@ class transfer_pipeline {
   void drop(job& j, unit_status why) noexcept {
     state& s = *j.owner;
     for (std::size_t i = j.first; i < j.first + j.count; ++i) give_up(s.at(i), why);
+    s.link.give_up(j.count * unit_size());
     s.incomplete.store(true, std::memory_order_relaxed);
     if (why == unit_status::failed) fence(*j.at);
     staging_.release(*j.at);
@@ -254,7 +237,12 @@ class transfer_pipeline {
 
   /// A chunk's copies are through, or have failed. With a part of the transfer outstanding.
   void leave_link(job& j, bool ok) noexcept {
-    if (ok) j.owner->link.moved(j.count * unit_size(), j.enqueued_ns, backend_.now_ns());
+    const std::size_t bytes = j.count * unit_size();
+    if (ok) {
+      j.owner->link.moved(bytes, j.enqueued_ns, backend_.now_ns());
+    } else {
+      j.owner->link.give_up(bytes);
+    }
   }
 
   /// Waits on the worker itself, which may poll but not sync; true if the event is done in the end.
@@ -334,7 +322,7 @@ class transfer_pipeline {
     } catch (...) {
       fail(s, std::current_exception());
     }
-    s.link.begin(options_.monitor, Derived::direction, s.order.size() * unit_size());
+    s.link.resize(s.order.size() * unit_size());
     advance(s);
   }
 
@@ -381,6 +369,7 @@ class transfer_pipeline {
   /// All device work of the transfer is enqueued, or never will be.
   void conclude(state& s) noexcept {
     if (s.next < s.order.size()) {
+      s.link.give_up((s.order.size() - s.next) * unit_size());
       give_up(s, s.error ? unit_status::failed : unit_status::cancelled);
       s.incomplete.store(true, std::memory_order_relaxed);
     }
