@@ -403,6 +403,68 @@ TEST_CASE("admission: those who were deferred come in as the load falls, not all
   CHECK(try_all(17) == 3);
 }
 
+TEST_CASE("admission: where there is memory nothing is offloaded, and all requests share it") {
+  adaptive_admission policy(10);
+  const auto granted = [&](std::int64_t capacity, std::int64_t contexts) {
+    policy.observe(busy(0.1), {});
+    policy.observe_memory({.capacity_bytes = capacity, .context_bytes = contexts});
+    return policy.retained_layers();
+  };
+  CHECK(granted(1'000, 1'000) == 10);
+  CHECK(granted(5'000, 1'000) == 10);
+  CHECK(granted(1'000, 0) == 10);
+  CHECK(granted(0, 0) == 10);
+  // 55 of 100 bytes: a tenth of each layer, and half of what is beyond.
+  CHECK(granted(550, 1'000) == Approx(5));
+  CHECK(policy.offload_share(0) == 0);
+  CHECK(policy.offload_share(5) == Approx(0.9));
+  CHECK(granted(100, 1'000) == Approx(0));
+  CHECK(granted(0, 1'000) == 0);
+  // A busy link asks for what stays at least.
+  observe(policy, busy(0.95), 20);
+  policy.observe_memory({.capacity_bytes = 0, .context_bytes = 1'000});
+  CHECK(policy.retained_layers() == 2);
+  CHECK_THROWS_AS(policy.observe_memory({.capacity_bytes = -1}), std::invalid_argument);
+  CHECK_THROWS_AS(policy.observe_memory({.context_bytes = -1}), std::invalid_argument);
+  CHECK(policy.retained_layers() == 2);
+}
+
+TEST_CASE("admission: who would keep less than there is room for waits for those who give it up") {
+  adaptive_admission policy(10);
+  policy.observe(busy(0.1), {});
+  policy.observe_memory({.capacity_bytes = 5'500, .context_bytes = 10'000});
+  std::vector<double> placement(10);
+  const auto admit = [&](std::int64_t free, double waited) {
+    return policy
+        .admit({.context_bytes = 1'000, .device_bytes_free = free, .waited_s = waited}, placement)
+        .verdict;
+  };
+  CHECK(admit(550, 0) == admission_verdict::admit);
+  CHECK(admit(500, 0) == admission_verdict::admit);  // less than a layer less
+  CHECK(admit(300, 0) == admission_verdict::defer);
+  CHECK(admit(300, 0.49) == admission_verdict::defer);
+  CHECK(admit(300, 0.5) == admission_verdict::admit);
+  CHECK(pulseinfer::resident_bytes(1'000, placement) == Approx(300));
+  CHECK(admit(99, 9) == admission_verdict::defer);
+}
+
+TEST_CASE("admission: what all requests keep is not given up for what they recall") {
+  adaptive_admission policy(6);
+  const auto look = [&](const std::vector<double>& activity, std::int64_t capacity) {
+    policy.observe(busy(0.1), activity);
+    policy.observe_memory({.capacity_bytes = capacity, .context_bytes = 1'000});
+  };
+  look(std::vector<double>(6, 0.0), 1'000);
+  look(std::vector<double>(6, 0.0), 690);
+  const auto first = kept(policy);
+  CHECK(first == ints{0, 1, 4, 5});
+  // Those that went are recalled now, one of them a little more than the other.
+  for (int i = 0; i < 20; ++i) look({0, 0, 5, 5.5, 0, 0}, 690);
+  CHECK(kept(policy) == first);
+  for (int i = 0; i < 20; ++i) look({0, 0, 5, 7, 0, 0}, 840);
+  CHECK(kept(policy) == ints{0, 1, 3, 4, 5});
+}
+
 TEST_CASE("admission: what does not fit stays less, the least active first, and else waits") {
   adaptive_admission policy(10, {.retained_layers = 4});
   std::vector<double> activity = {9, 1, 1, 8, 1, 1, 7, 1, 1, 6};
