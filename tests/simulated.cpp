@@ -226,6 +226,20 @@ TEST_CASE("simulated, timed: copies take their part of the DRAM first") {
   CHECK(machine.end(tasks) == 1'000 + 1'000);
 }
 
+TEST_CASE(
+    "simulated, timed: more workers than the DRAM feeds do not get more of it beside a copy") {
+  timed_machine machine;
+  std::vector<test::host_function> tasks(4);
+  for (test::host_function& task : tasks) {
+    task.set([] {});
+    machine.backend.host_async({}, task.task(), {.bytes = 1'100});
+  }
+  machine.to_device(8'000, machine.streams[0]);
+  // From 200 to 1000 at 0.75 bytes a ns, 600 bytes each; then the copy leaves 2 for all four. (An
+  // even share of 3 among the five would be more than there is.)
+  CHECK(machine.end(tasks) == 1'000 + 1'000);
+}
+
 TEST_CASE("simulated, timed: what a task enqueues starts at its end") {
   timed_machine machine;
   std::vector<test::host_function> tasks(1);

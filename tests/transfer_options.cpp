@@ -10,6 +10,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pulseinfer/detail/transfer_state.hpp"
@@ -94,6 +95,21 @@ TEST_CASE("transfer options: chunks start small, double, and get small again") {
   CHECK((chunks_of(shape, 3) == counts{2, 1}));
   CHECK((chunks_of(shape, 8) == counts{2, 3, 2, 1}));
   CHECK((chunks_of(shape, 100) == counts{2, 4, 8, 16, 16, 16, 16, 11, 6, 3, 2}));
+}
+
+TEST_CASE("transfer options: a chunk has parts of the size asked for, or sixteen") {
+  const chunk_shape shape =
+      shape_of_chunk({.chunk_bytes = 256 * unit, .part_bytes = 4 * unit}, unit);
+  for (const auto& [units, part] : {std::pair<std::size_t, std::size_t>{1, 4},
+                                    {64, 4},
+                                    {65, 5},
+                                    {80, 5},
+                                    {81, 6},
+                                    {255, 16},
+                                    {256, 16}}) {
+    CAPTURE(units);
+    CHECK(shape.part_of(units) == part);
+  }
 }
 
 TEST_CASE("transfer options: however they are chosen, all units are dealt out") {

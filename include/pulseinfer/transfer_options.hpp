@@ -33,7 +33,8 @@ struct transfer_options {
   std::int64_t staging_bytes = 64 << 20;
   std::int64_t chunk_bytes = 4 << 20;          ///< one DMA at most; at least a unit
   std::int64_t first_chunk_bytes = 256 << 10;  ///< one DMA at least; cut to a unit ... a chunk
-  std::int64_t part_bytes = 64 << 10;  ///< what one worker gathers of it; cut to a unit ... a chunk
+  /// What one worker gathers of it at least; cut to a unit ... a chunk. A chunk has at most 16 parts.
+  std::int64_t part_bytes = 64 << 10;
   /// Chunks of a direction that are gathered or on the link at a time. More keep more workers busy,
   /// with fewer a small transfer passes a long one sooner.
   std::int32_t chunks_in_flight = 8;

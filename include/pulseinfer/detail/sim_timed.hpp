@@ -26,8 +26,8 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 ///   priority first, then in the order in which they were launched. One that runs is not
 ///   interrupted.
 /// - Host tasks take a worker for `task_start_ns`, then for their bytes. Copies on the link take
-///   their part of the DRAM first, tasks share the rest evenly (but never get less than an even
-///   share among all), each at most at a worker's speed.
+///   their part of the DRAM first, tasks share the rest evenly (where there is none, they get an
+///   even share among all), each at most at a worker's speed.
 /// - Bytes are moved, kernels and tasks run, at the moment of their end.
 class timed_order {
  public:
@@ -168,8 +168,8 @@ class timed_order {
         is_moving(link_[0], queues_.clock_ns) + is_moving(link_[1], queues_.clock_ns);
     const double dram = profile_.dram_bytes_per_second;
     const auto tasks = static_cast<double>(moving);
-    const double rest = (dram - copies * profile_.link_bytes_per_second) / tasks;
-    const double share = std::max(rest, dram / (tasks + copies));
+    const double left = dram - copies * profile_.link_bytes_per_second;
+    const double share = left > 0 ? left / tasks : dram / (tasks + copies);
     return std::min(share, profile_.worker_bytes_per_second) / 1e9;
   }
 

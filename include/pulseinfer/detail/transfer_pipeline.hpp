@@ -289,7 +289,7 @@ class transfer_pipeline {
     j.at = &c;
     j.first = s.next;
     j.count = shape_.count(s.chunks, s.order.size() - s.next);
-    j.part_units = self().takes_parts(s) ? static_cast<std::size_t>(shape_.part) : j.count;
+    j.part_units = self().takes_parts(s) ? shape_.part_of(j.count) : j.count;
     j.next_part.store(0, std::memory_order_relaxed);
     j.is_dropped.store(false, std::memory_order_relaxed);
     j.parts_left.store(j.parts(), std::memory_order_relaxed);

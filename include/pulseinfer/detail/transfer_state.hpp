@@ -28,11 +28,17 @@ inline constexpr std::size_t most_units_at_once = 64;
 struct chunk_shape {
   std::int64_t units = 0;       ///< of a full chunk
   std::int64_t least = 0;       ///< of the first one
-  std::int64_t part = 0;        ///< of what one worker gathers
+  std::int64_t part = 0;        ///< of what one worker gathers at least
   std::int64_t list_bytes = 0;  ///< an address a unit
   std::int64_t head_bytes = 0;  ///< a page id a unit
   std::int64_t bytes = 0;
 
+  static constexpr std::size_t most_parts = 16;
+  /// Units that one worker gathers of a chunk of so many. What a task costs to start is paid for each
+  /// part: a large chunk's are larger.
+  [[nodiscard]] std::size_t part_of(std::size_t count) const noexcept {
+    return std::max(static_cast<std::size_t>(part), (count + most_parts - 1) / most_parts);
+  }
   /// Units of chunk number `chunk` of a transfer of which `left` are to be dealt out.
   [[nodiscard]] std::size_t count(std::int64_t chunk, std::size_t left) const noexcept {
     const std::int64_t growing = chunk < 32 ? least << chunk : units;
