@@ -4,10 +4,15 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
+#include <stdexcept>
 #include <string>
+#include <system_error>
 
 #include "../examples/simulate/bound.hpp"
 #include "../examples/simulate/decoder.hpp"
@@ -39,6 +44,102 @@ double compute_seconds(const setting& s) {
   const pulseinfer::layer_work w = s.work();
   return s.model.layers * (w.weight_bytes + s.streams * w.request_bytes) /
          s.machine.profile.hbm_bytes_per_second;
+}
+
+/// A file of keys that is gone again.
+struct key_file {
+  std::string path;
+  explicit key_file(const std::string& text) {
+    static int here = 0;
+    const auto now = std::filesystem::file_time_type::clock::now().time_since_epoch().count();
+    path = (std::filesystem::temp_directory_path() /
+            ("pulseinfer_keys_" + std::to_string(now) + "_" +
+             std::to_string(reinterpret_cast<std::uintptr_t>(&here)) + ".txt"))
+               .string();
+    std::ofstream(path) << text;
+  }
+  key_file(const key_file&) = delete;
+  key_file& operator=(const key_file&) = delete;
+  ~key_file() {
+    std::error_code ignored;
+    std::filesystem::remove(path, ignored);
+  }
+};
+/// What reading says, after the path; "" where it says nothing.
+template <class Read>
+std::string complaint(Read read, const std::string& text) {
+  const key_file f(text);
+  try {
+    (void)read(f.path);
+  } catch (const std::invalid_argument& e) {
+    const std::string said = e.what();
+    return said.rfind(f.path, 0) == 0 ? said.substr(f.path.size()) : "no path: " + said;
+  }
+  return "";
+}
+bool begins(const std::string& text, const std::string& with) {
+  return text.rfind(with, 0) == 0;
+}
+std::string model_complaint(const std::string& text) {
+  return complaint(simulate::model_from, text);
+}
+std::string machine_complaint(const std::string& text) {
+  return complaint(simulate::machine_from, text);
+}
+
+TEST_CASE("simulate: a model of a file is what its lines say") {
+  const std::string shape =
+      "# a comment\n\nname = mine, of two words\nlayers = 2\nhidden = 256\n  heads = 4\n"
+      "kv_heads = 2\nhead_dim = 64\nffn = 512\n";
+  const key_file f(shape + "vocabulary = 1000");
+  const simulate::model m = simulate::model_from(f.path);
+  CHECK(m.name == "mine, of two words");
+  CHECK(m.source == "the file " + f.path);
+  CHECK(m.layers == 2);
+  CHECK(m.hidden == 256);
+  CHECK(m.heads == 4);
+  CHECK(m.kv_heads == 2);
+  CHECK(m.head_dim == 64);
+  CHECK(m.ffn == 512);
+  CHECK(m.vocabulary == 1000);
+  CHECK(m.text() ==
+        "2 layers, 4 query heads, 2 KV heads of 64 channels, hidden 256 wide, MLP 512 wide, 1000 "
+        "tokens");
+
+  CHECK(model_complaint(shape) == ": no line gives vocabulary");
+  CHECK(model_complaint("") == ": no line gives layers");
+  CHECK(model_complaint("# size\nlayer = 2\n") == ":2: there is no such key: layer = 2");
+  CHECK(model_complaint("layers 2\n") == ":1: expected key = value: layers 2");
+  CHECK(model_complaint("layers = many\n") == ":1: expected one number: layers = many");
+  CHECK(model_complaint("layers =\n") == ":1: expected one number: layers =");
+  CHECK(model_complaint("layers = 2 3\n") == ":1: expected one number: layers = 2 3");
+  CHECK(model_complaint("layers = nan\n") == ":1: expected one number: layers = nan");
+  CHECK(model_complaint("\n\nlayers = 2.5\n") == ":3: expected a whole number: layers = 2.5");
+  CHECK(begins(model_complaint("layers = 0\n"), ":1: expected 1 to "));
+  CHECK(begins(model_complaint("layers = -1\n"), ":1: expected 1 to "));
+  CHECK(begins(model_complaint("layers = 1e9\n"), ":1: expected 1 to "));
+  CHECK_THROWS_AS((void)simulate::model_from("/nowhere/pulseinfer"), std::runtime_error);
+}
+
+TEST_CASE("simulate: a machine of a file is the first one but for its lines") {
+  const simulate::machine first = simulate::machines().front();
+  const key_file f("link_bytes_per_second = 25.5e9\nworkers = 3\ndevice_bytes = 4e10\n");
+  const simulate::machine m = simulate::machine_from(f.path);
+  CHECK(m.name == f.path);
+  CHECK(m.profile.link_bytes_per_second == 25.5e9);
+  CHECK(m.profile.workers == 3);
+  CHECK(m.profile.device_bytes == 40'000'000'000u);
+  CHECK(m.profile.hbm_bytes_per_second == first.profile.hbm_bytes_per_second);
+  CHECK(m.host_bytes == first.host_bytes);
+
+  CHECK(machine_complaint("") == "");
+  CHECK(machine_complaint("# none\nlink = 1\n") == ":2: there is no such key: link = 1");
+  CHECK(machine_complaint("workers = 0\n") == ":1: expected 1 to 1024: workers = 0");
+  CHECK(machine_complaint("poll_ns = 0.5\n") == ":1: expected a whole number: poll_ns = 0.5");
+  CHECK(begins(machine_complaint("host_bytes = -1\n"), ":1: expected 0 to "));
+  CHECK_THROWS_AS((void)simulate::machine_from("/nowhere/pulseinfer"), std::runtime_error);
+  const key_file still("link_bytes_per_second = 0\n");  // in range, and no machine
+  CHECK_THROWS_AS((void)simulate::machine_from(still.path), std::invalid_argument);
 }
 
 TEST_CASE("simulate: shapes give the bytes that the models have") {

@@ -4,12 +4,10 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
-#include <sstream>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "key_values.hpp"
 #include "pulseinfer/backend/hardware_profile.hpp"
 
 namespace simulate {
@@ -53,62 +51,29 @@ inline std::vector<machine> machines() {
   };
 }
 
-/// Reads `key = value` lines: the fields of hardware_profile by name, `name`, `source`,
-/// `host_bytes`, `all_reduce_seconds`. What is not there is as the first machine has it.
-/// @throws std::runtime_error     when the file cannot be read
-/// @throws std::invalid_argument  naming a line that is not understood
+/// A machine from a file of `key = value` lines: the fields of hardware_profile by name, `name`,
+/// `source`, `host_bytes`, `all_reduce_seconds`. What is not there is as the first machine has it.
+/// @throws as read_keys, and std::invalid_argument on what is no machine
 inline machine machine_from(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw std::runtime_error("machine: cannot read " + path);
   machine m = machines().front();
   m.name = path;
   m.source = "the file " + path;
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream words(line);
-    std::string key, equals;
-    if (!(words >> key) || key[0] == '#') continue;
-    const auto bad = [&] { return std::invalid_argument(path + ": not understood: " + line); };
-    if (!(words >> equals) || equals != "=") throw bad();
-    if (key == "name" || key == "source") {
-      std::getline(words >> std::ws, key == "name" ? m.name : m.source);
-      continue;
-    }
-    double value = 0;
-    if (!(words >> value) || !(value >= 0) || value > 1e18) throw bad();
-    const auto whole = static_cast<std::uint64_t>(value);
-    pulseinfer::hardware_profile& p = m.profile;
-    if (key == "dram_bytes_per_second")
-      p.dram_bytes_per_second = value;
-    else if (key == "link_bytes_per_second")
-      p.link_bytes_per_second = value;
-    else if (key == "hbm_bytes_per_second")
-      p.hbm_bytes_per_second = value;
-    else if (key == "worker_bytes_per_second")
-      p.worker_bytes_per_second = value;
-    else if (key == "copy_start_ns")
-      p.copy_start_ns = whole;
-    else if (key == "copy_busy_ns")
-      p.copy_busy_ns = whole;
-    else if (key == "batched_copy_busy_ns")
-      p.batched_copy_busy_ns = whole;
-    else if (key == "kernel_launch_ns")
-      p.kernel_launch_ns = whole;
-    else if (key == "task_start_ns")
-      p.task_start_ns = whole;
-    else if (key == "poll_ns")
-      p.poll_ns = whole;
-    else if (key == "workers" && value <= 1024)
-      p.workers = static_cast<int>(value);
-    else if (key == "device_bytes")
-      p.device_bytes = whole;
-    else if (key == "host_bytes")
-      m.host_bytes = value;
-    else if (key == "all_reduce_seconds")
-      m.all_reduce_seconds = value;
-    else
-      throw bad();
-  }
-  pulseinfer::detail::check_profile(m.profile);
+  pulseinfer::hardware_profile& p = m.profile;
+  read_keys(
+      path,
+      {text_key("name", m.name), text_key("source", m.source),
+       number_key("dram_bytes_per_second", p.dram_bytes_per_second),
+       number_key("link_bytes_per_second", p.link_bytes_per_second),
+       number_key("hbm_bytes_per_second", p.hbm_bytes_per_second),
+       number_key("worker_bytes_per_second", p.worker_bytes_per_second),
+       number_key("copy_start_ns", p.copy_start_ns), number_key("copy_busy_ns", p.copy_busy_ns),
+       number_key("batched_copy_busy_ns", p.batched_copy_busy_ns),
+       number_key("kernel_launch_ns", p.kernel_launch_ns),
+       number_key("task_start_ns", p.task_start_ns), number_key("poll_ns", p.poll_ns),
+       number_key("workers", p.workers, 1, 1024), number_key("device_bytes", p.device_bytes),
+       number_key("host_bytes", m.host_bytes),
+       number_key("all_reduce_seconds", m.all_reduce_seconds)});
+  pulseinfer::detail::check_profile(p);
   return m;
 }
 

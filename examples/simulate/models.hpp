@@ -4,11 +4,10 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
-#include <sstream>
-#include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "key_values.hpp"
 
 namespace simulate {
 
@@ -24,6 +23,17 @@ struct model {
   std::int32_t head_dim = 0;
   std::int32_t ffn = 0;
   std::int32_t vocabulary = 0;
+  std::string source = {};  ///< of the shape
+
+  /// The shape in words.
+  [[nodiscard]] std::string text() const {
+    const auto of = [](std::int32_t number, const char* what) {
+      return std::to_string(number) + " " + what;
+    };
+    return of(layers, "layers, ") + of(heads, "query heads, ") + of(kv_heads, "KV heads of ") +
+           of(head_dim, "channels, hidden ") + of(hidden, "wide, MLP ") + of(ffn, "wide, ") +
+           of(vocabulary, "tokens");
+  }
 
   static constexpr double element = 2;
 
@@ -42,54 +52,26 @@ struct model {
   [[nodiscard]] double unit_bytes() const { return block_tokens * token_bytes(); }
 };
 
-/// Shapes as their configuration files have them.
+/// The models that come with the simulation.
 inline std::vector<model> models() {
-  return {{"llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256},
-          {"llama-3-70b", 80, 8192, 64, 8, 128, 28672, 128256},
-          {"qwen2.5-72b", 80, 8192, 64, 8, 128, 29568, 152064}};
+  return {{"llama-3-8b", 32, 4096, 32, 8, 128, 14336, 128256, "its config.json"},
+          {"llama-3-70b", 80, 8192, 64, 8, 128, 28672, 128256, "its config.json"},
+          {"qwen2.5-72b", 80, 8192, 64, 8, 128, 29568, 152064, "its config.json"}};
 }
 
-/// Reads `key = value` lines: the members of `model` by name, all of them.
-/// @throws std::runtime_error     when the file cannot be read
-/// @throws std::invalid_argument  naming what is not understood or not there
+/// A model from a file of `key = value` lines: the members of `model` by name, all numbers.
+/// @throws as read_keys
 inline model model_from(const std::string& path) {
-  std::ifstream file(path);
-  if (!file) throw std::runtime_error("model: cannot read " + path);
   model m;
   m.name = path;
-  for (std::string line; std::getline(file, line);) {
-    std::istringstream words(line);
-    std::string key, equals;
-    if (!(words >> key) || key[0] == '#') continue;
-    const auto bad = [&] { return std::invalid_argument(path + ": not understood: " + line); };
-    if (!(words >> equals) || equals != "=") throw bad();
-    if (key == "name") {
-      std::getline(words >> std::ws, m.name);
-      continue;
-    }
-    std::int32_t value = 0;
-    if (!(words >> value) || value < 1 || value > 1 << 20) throw bad();
-    if (key == "layers")
-      m.layers = value;
-    else if (key == "hidden")
-      m.hidden = value;
-    else if (key == "heads")
-      m.heads = value;
-    else if (key == "kv_heads")
-      m.kv_heads = value;
-    else if (key == "head_dim")
-      m.head_dim = value;
-    else if (key == "ffn")
-      m.ffn = value;
-    else if (key == "vocabulary")
-      m.vocabulary = value;
-    else
-      throw bad();
-  }
-  for (const std::int32_t value :
-       {m.layers, m.hidden, m.heads, m.kv_heads, m.head_dim, m.ffn, m.vocabulary}) {
-    if (value < 1) throw std::invalid_argument(path + ": a member of the model is not there");
-  }
+  m.source = "the file " + path;
+  const double most = 1 << 20;
+  read_keys(path,
+            {text_key("name", m.name), text_key("source", m.source),
+             needed_key("layers", m.layers, 1, most), needed_key("hidden", m.hidden, 1, most),
+             needed_key("heads", m.heads, 1, most), needed_key("kv_heads", m.kv_heads, 1, most),
+             needed_key("head_dim", m.head_dim, 1, most), needed_key("ffn", m.ffn, 1, most),
+             needed_key("vocabulary", m.vocabulary, 1, most)});
   return m;
 }
 
