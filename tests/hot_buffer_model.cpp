@@ -32,7 +32,6 @@ using pulseinfer::hot_replacement;
 using pulseinfer::residency_counts;
 using pulseinfer::sequence_id;
 using pulseinfer::take_back_outcome;
-using pulseinfer::unit_status;
 using pulseinfer::detail::random_source;
 using ints = std::vector<std::int32_t>;
 

@@ -180,7 +180,8 @@ TEST_CASE("serving: every request is served to its end, whatever the policy") {
     // What is away was stored, and nothing else but blocks that filled meanwhile.
     double prompts = 0;
     for (const arrival& a : all) {
-      prompts += ((a.prompt_tokens + a.output_tokens - 1) / 16 + 1) * 65536.0 * 4;
+      const std::int32_t blocks = (a.prompt_tokens + a.output_tokens - 1) / 16 + 1;
+      prompts += blocks * 65536.0 * 4;
     }
     CHECK(s.stored_bytes == doctest::Approx(share * prompts).epsilon(0.02));
     CHECK((s.recalled_bytes > 0) == (share > 0));

@@ -515,13 +515,14 @@ TEST_CASE("transfer: a cancel takes effect at the border of a chunk") {
       int nth;
     };
     using test::job;
-    for (const auto& [is_recall, way, which, nth] :
-         {moment{true, transfer_way::staged, job::copy, 3},
-          moment{true, transfer_way::pull, job::kernel, 3},
-          moment{true, transfer_way::batched, job::copy_many, 3},
-          moment{true, transfer_way::direct, job::copy, 7},
-          moment{true, transfer_way::per_block, job::copy, 7},
-          moment{false, transfer_way::staged, job::copy, 3}}) {
+    for (const moment& at : {moment{true, transfer_way::staged, job::copy, 3},
+                             moment{true, transfer_way::pull, job::kernel, 3},
+                             moment{true, transfer_way::batched, job::copy_many, 3},
+                             moment{true, transfer_way::direct, job::copy, 7},
+                             moment{true, transfer_way::per_block, job::copy, 7},
+                             moment{false, transfer_way::staged, job::copy, 3}}) {
+      const bool is_recall = at.is_recall;
+      const transfer_way way = at.way;
       CAPTURE(is_recall);
       CAPTURE(static_cast<int>(way));
       test::offload_rig<failing> r(watched, {.chunk_units = 2, .chunks_in_flight = 1, .way = way});
@@ -533,7 +534,7 @@ TEST_CASE("transfer: a cancel takes effect at the border of a chunk") {
       r.lend(0, 20, 6);
       std::optional<pulseinfer::ticket<failing>> t;
       std::atomic<bool> is_there{false};
-      watched.arm(which, nth, [&](const auto*) {
+      watched.arm(at.which, at.nth, [&](const auto*) {
         while (!is_there.load()) std::this_thread::yield();
         t->cancel();
       });

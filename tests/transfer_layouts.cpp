@@ -30,7 +30,6 @@ using pulseinfer::copy_span;
 using pulseinfer::kv_geometry;
 using pulseinfer::pool_shape;
 using pulseinfer::transfer_way;
-using pulseinfer::unit_status;
 using bytes = std::vector<std::byte>;
 
 /// Notes all copies to the device.
