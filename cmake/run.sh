@@ -9,6 +9,7 @@
 #                                 or relative to the current folder or to the repository
 #   PULSEINFER_TRACE              recorded requests for `bench`, a JSON object a line, as Mooncake has them
 #   PULSEINFER_TEST_SEEDS         seeds a randomised test runs with
+#   PULSEINFER_SANITIZE_SIMULATED OFF: `sanitize` leaves the tests on the simulated machine out
 #   PULSEINFER_FUZZ_SECONDS       how long `fuzz` runs each target (default: 60)
 #   PULSEINFER_CUDA_ARCHITECTURES CUDA architectures to compile for, as CMake writes them
 set -eu
@@ -521,6 +522,7 @@ sanitize() {
     grep -qs "^CMAKE_CXX_COMPILER:.*/$(basename "$sanitizer")\$" "$tree/CMakeCache.txt" || rm -rf "$tree"
     # shellcheck disable=SC2086 # options without blanks
     "$cmake" -S "$root" --preset $preset -G "$generator" -DCMAKE_CXX_COMPILER="$sanitizer" $launcher \
+      ${PULSEINFER_SANITIZE_SIMULATED:+-DPULSEINFER_TEST_SIMULATED="$PULSEINFER_SANITIZE_SIMULATED"} \
       >"$root/build/$preset.log" 2>&1 || {
       cat "$root/build/$preset.log" >&2
       die "$preset cannot be configured"
