@@ -144,6 +144,10 @@ TEST_CASE("schedule laws: a faster link or less load makes no step slower, beyon
   }
 }
 
+struct no_kernel {
+  void operator()(std::int64_t, std::int64_t) const {}
+};
+
 TEST_CASE("fault 66: a load passes a hundred queued stores") {
   using rig = test::offload_rig<simulated_backend>;
   const auto recall_ns = [](const hardware_profile& profile, int stores) {
@@ -153,6 +157,7 @@ TEST_CASE("fault 66: a load passes a hundred queued stores") {
     const auto written = r.store.open_sequence().value();
     std::vector<rig::ticket> queued;
     const std::uint64_t before = r.machine.now_ns();
+    r.machine.for_each({1, 1}, {}, 20'000, no_kernel{}, r.stream);  // the engine's, under way
     for (int i = 0; i < stores; ++i) {
       queued.push_back(r.offload(i % 2, written, {{0, i / 2, 8 + i % 80}}).value());
     }

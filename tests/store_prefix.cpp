@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -481,6 +482,40 @@ TEST_CASE("fault 4: a tail behind a head that another sequence named goes before
       s.put_blocks(writer, block, block + 1);
       ++block;
       CHECK(s->ready_blocks(prompt) == left);
+    }
+  }
+}
+
+TEST_CASE("fault 65: ranks whose stores kept unequal parts of a prompt go on with what all have") {
+  // The same calls, but rank 1 has less room; rank 2 has not seen the prompt before.
+  shelf_type ranks[] = {make_shelf(20), make_shelf(10), make_shelf(20)};
+  const keys prompt = keys_of({1, 2, 3, 4});
+  for (const std::size_t among : {2, 3}) {
+    CAPTURE(among);
+    std::int32_t agreed = static_cast<std::int32_t>(prompt.size());
+    std::vector<std::optional<store_type::opened_prefix>> found;
+    for (std::size_t r = 0; r < among; ++r) {
+      if (among == 2) {
+        ranks[r].leave(prompt);
+        const sequence_id other = ranks[r].open();
+        ranks[r].put_blocks(other, 0, 3);
+        CHECK(ranks[r]->close_sequence(other) == close_outcome::closed);
+      }
+      found.push_back(ranks[r]->open_sequence(prompt));
+      agreed = std::min(agreed, found[r]->blocks);
+    }
+    CHECK(agreed == (among == 2 ? 2 : 0));
+    CHECK(found[0]->blocks > agreed);
+    for (std::size_t r = 0; r < among; ++r) {
+      const sequence_id id = found[r]->sequence;
+      found[r]->held.release();
+      CHECK(ranks[r]->trim(id, agreed) == trim_outcome::trimmed);
+      CHECK(ranks[r].prefix_of(id) == agreed);
+      // From there on every rank is given the same, and has it.
+      for (const std::int32_t layer : {0, 1}) {
+        CHECK(ranks[r]->reserve(id, layer, logical_block{agreed}).outcome ==
+              pulseinfer::reserve_outcome::reserved);
+      }
     }
   }
 }
