@@ -261,16 +261,28 @@ TEST_CASE("fault 1: what a prompt was told is there stays until it is leased") {
 }
 
 TEST_CASE("fault 7: a prefix that is asked for and never read is given back") {
+  enum class end { closed, dropped, replaced, expired };
   shelf_type s = make_shelf(4);
   const keys prompt = keys_of({1, 2});
   s.leave(prompt);
   const store_counts before = s.counts();
   for (int i = 0; i < 3; ++i) {
-    const auto found = s->open_sequence(prompt);
-    s.expect({.pinned = 4});
-    CHECK(s->close_sequence(found->sequence) == close_outcome::closed);  // with its hold
-    CHECK(!found->held.is_live());
-    CHECK(s.counts() == before);
+    for (const end how : {end::closed, end::dropped, end::replaced, end::expired}) {
+      CAPTURE(static_cast<int>(how));
+      auto found = s->open_sequence(prompt, 10);
+      const sequence_id id = found->sequence;
+      s.expect({.pinned = 4});
+      if (how == end::closed) {
+        CHECK(s->close_sequence(id) == close_outcome::closed);  // with its hold
+        CHECK(!found->held.is_live());
+      }
+      if (how == end::dropped) found.reset();
+      if (how == end::replaced) found->held = {};
+      if (how == end::expired) CHECK(s->expire(10) == 1);
+      s.expect({.evictable = 4});
+      if (how != end::closed) CHECK(s->close_sequence(id) == close_outcome::closed);
+      CHECK(s.counts() == before);
+    }
   }
 }
 
