@@ -262,10 +262,9 @@ inline void report_turns(demo::report& out, const setting& base, std::uint64_t s
   report_answers(out, "serving_turns_adaptive", r);
   std::printf(
       "\nNext turns of %zu conversations, %.2f a second in bursts, their prompts stored but for "
-      "what "
-      "is new; adaptive:\n%lld admitted whole, %lld with a placement, %lld recomputed (%lld "
-      "tokens), "
-      "%lld answers deferred; %.1f GB loaded; 99 of 100\nwait less than %.2f s, TPOT %.2f ms\n",
+      "what is new; adaptive:\n%lld admitted whole, %lld with a placement, %lld recomputed (%lld "
+      "tokens), %lld answers deferred; %.1f GB loaded; 99 of 100\nwait less than %.2f s, TPOT %.2f "
+      "ms\n",
       all.size(), rate, static_cast<long long>(r.admitted_whole),
       static_cast<long long>(r.admitted_placed), static_cast<long long>(r.recomputed),
       static_cast<long long>(r.recomputed_tokens), static_cast<long long>(r.deferred),

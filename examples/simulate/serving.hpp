@@ -75,6 +75,7 @@ class server : engine {
     piece what;
     pulseinfer::flight_id flight;
     std::optional<pulseinfer::sequence_id> stored_as = {};  ///< none of loads and prefills
+    double prefill_s = 0;
   };
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
   static constexpr std::int32_t units_of_new_blocks = 32;
@@ -148,7 +149,9 @@ class server : engine {
                              now);
     }
     activity_.read(active_, now);
-    admission_.observe(real(monitor_.snapshot(now)), active_);
+    pulseinfer::link_snapshot link = real(monitor_.snapshot(now));
+    link.recalls.queued_bytes += std::llround(loads_left_);  // let in, and kept here
+    admission_.observe(link, active_);
     double held = 0, fixed = 0, context = 0;
     for (std::size_t i = first_; i < guests_.size(); ++i) {
       const guest& g = guests_[i];
@@ -183,13 +186,17 @@ class server : engine {
       offloads += admission_.offload_share(l);
     }
     const double beside = offloads > 0 ? g.fixed_bytes(setting_) : g.digest_bytes(setting_);
+    // A recomputation begins when the device has prefilled what it was given before.
     const std::int64_t stored_tokens = std::int64_t{g.stored} * block_tokens;
     const pulseinfer::admission_answer answer = admission_.admit(
         {.context_bytes = std::llround(g.context_bytes(setting_)),
          .device_bytes_free = std::llround(std::max(0.0, free - beside)),
          .load_bytes = std::llround(setting_.model.layers * g.stored * setting_.unit_bytes()),
          .load_tokens = stored_tokens,
-         .recompute_s_per_token = seconds_of_token(),
+         .recompute_s_per_token =
+             g.stored > 0
+                 ? seconds_of_token() + prefill_left_s_ / static_cast<double>(stored_tokens)
+                 : 0,
          .waited_s = now - 1e-9 * static_cast<double>(g.arrives_ns)},
         placement_);
     const bool enters = answer.verdict != pulseinfer::admission_verdict::defer;
@@ -236,6 +243,8 @@ class server : engine {
   /// tokens at a time.
   void prefill(std::size_t which, std::int64_t tokens) {
     if (tokens == 0) return;
+    const double seconds = static_cast<double>(tokens) * seconds_of_token();
+    prefill_left_s_ += seconds;
     constexpr std::int64_t at_once = 128;
     for (; tokens > 0; tokens -= at_once) {
       const double n = static_cast<double>(std::min(tokens, at_once));
@@ -244,7 +253,9 @@ class server : engine {
       }
     }
     ++guests_[which].pieces;
-    under_way_.push_back({{which, 0, 0}, flights_.board.add(arrivals_).value()});
+    under_way_.push_back({.what = {which, 0, 0},
+                          .flight = flights_.board.add(arrivals_).value(),
+                          .prefill_s = seconds});
   }
   /// Keeps the device from all else.
   void busy(double seconds, backend::stream& on) {
@@ -272,6 +283,7 @@ class server : engine {
   }
   void load(std::size_t which, std::int32_t layer, std::int32_t units) {
     const std::int32_t rows = std::max(1, carrier::store_units / row_units());
+    loads_left_ += units * setting_.unit_bytes();
     cut(loads_, {which, layer, units}, std::min(rows, options_.most_streams) * row_units());
   }
   [[nodiscard]] std::int32_t row_units() const {
@@ -300,6 +312,7 @@ class server : engine {
       const under_way ended = under_way_[i];
       flights_.board.retire(ended.flight);
       under_way_.erase(under_way_.begin() + static_cast<std::ptrdiff_t>(i));
+      prefill_left_s_ -= ended.prefill_s;
       if (ended.stored_as) carrier_.stored(*ended.stored_as);
       if (ended.what.guest == none) continue;
       guest& g = guests_[ended.what.guest];
@@ -313,6 +326,7 @@ class server : engine {
     // Admission has let them in.
     for (; !loads_.empty() && has_place(); loads_.pop_front()) {
       const piece& p = loads_.front();
+      loads_left_ -= p.units * setting_.unit_bytes();
       loaded_bytes_ += p.units * setting_.unit_bytes();
       under_way_.push_back({p, flights_.board.add(loaded(p)).value()});
     }
@@ -420,6 +434,8 @@ class server : engine {
   std::deque<std::size_t> queue_;
   std::vector<std::size_t> decoding_, of_row_;
   std::deque<piece> pieces_, loads_;  ///< to be stored, and to be loaded
+  double loads_left_ = 0;             ///< bytes of those
+  double prefill_left_s_ = 0;
   std::vector<under_way> under_way_;
   std::uint64_t decides_ns_ = 0;
   double others_s_ = 0;  ///< when others were last seen by one who waits

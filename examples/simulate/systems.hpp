@@ -33,6 +33,12 @@ struct system {
   [[nodiscard]] std::int32_t streams_that_fit() const { return setting.streams_that_fit(offloads); }
 };
 
+/// The case of the headline figures, as far as machine, model and lists go.
+inline bool is_headline(const setting& s) {
+  return s.machine.name == "h100" && s.model.name == "llama-3-8b" && s.context == 131072 &&
+         s.budget == 64 && s.streams == 16;
+}
+
 /// What ours is made of, for `base` with its miss rate and prediction.
 inline system ours(const setting& base) {
   return {.key = "ours",

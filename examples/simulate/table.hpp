@@ -97,8 +97,7 @@ inline void print_table(const std::vector<row>& rows) {
   }
   std::printf(
       "n: streams. Stall: of a token's time, how long its next layer could not run. Formula: of "
-      "the "
-      "guide's own simulator\n(which has none of HBM alone and of recalls of what is missing). "
+      "the guide's own simulator\n(which has none of HBM alone and of recalls of what is missing). "
       "Trace: the same with the misses of the study's\ntrace, where a system keeps what it has. "
       "Bound: no schedule of what is read and moved is faster.\n");
 }
@@ -146,15 +145,13 @@ inline std::vector<std::string> contradictions() {
   say("HBM alone holds %d streams of %.0f tokens, not the one it has.", s.streams_that_fit(false),
       s.context);
   say("Llama-3-70B has %.0f GB of weights: it does not fit the one GPU of %.0f GB that it is "
-      "launched "
-      "on.",
+      "launched on.",
       models()[1].weight_bytes() / 1e9, static_cast<double>(s.machine.profile.device_bytes) / 1e9);
   setting bounds = s;
   bounds.digest_channel_bytes = 4;
   const double digests = guide.streams * s.model.layers * bounds.digest_bytes();
   say("Digests are not free: min and max of each channel in FP16 are 1/%.0f of the cache, %.1f GB "
-      "for "
-      "%d streams, %.1f ms of HBM a step.",
+      "for %d streams, %.1f ms of HBM a step.",
       s.model.kv_bytes(s.context) * guide.streams / digests, digests / 1e9, guide.streams,
       digests / s.machine.profile.hbm_bytes_per_second * 1e3);
   return lines;
@@ -164,39 +161,40 @@ inline std::vector<std::string> contradictions() {
 inline const std::vector<std::string>& assumptions() {
   // NOLINTBEGIN(bugprone-suspicious-missing-comma): lines are broken at 100 columns
   static const std::vector<std::string> all = {
-      "No GPU ran: a virtual clock goes by declared bytes and the speeds of a profile.",
+      "No GPU ran: a virtual clock goes by declared bytes and the speeds of a profile. Those are "
+      "of data sheets, of links published copy speeds where there are any (the sources stand "
+      "beside each machine); starts of copies, launches and tasks are the library's defaults. "
+      "Nothing is fitted to what anybody's system takes.",
       "Scheduler, flights, transfers, store and link monitor are the library's own, on its "
-      "simulated "
-      "backend. A block's 16 tokens stand as one and all speeds are a sixteenth: fewer bytes to "
-      "copy, the same times; the 12 bytes a unit that a chunk's list has weigh 16 times as much.",
+      "simulated backend. A block's 16 tokens stand as one and all speeds are a sixteenth: fewer "
+      "bytes to copy, the same times; the 12 bytes a unit that a chunk's list has weigh 16 times "
+      "as much.",
       "A layer of a batch reads its weights once, and of each request the chosen blocks and all "
       "digests, at HBM's full speed, in 4 kernels with a launch each. Arithmetic is hidden behind "
       "it.",
       "The model's head is read once a step, spread evenly over the layers; its table of "
-      "embeddings "
-      "is resident and not read.",
+      "embeddings is resident and not read.",
       "Tensor parallel ranks do the same at the same time, one of them is simulated; two "
-      "all-reduces "
-      "of 8 us a layer occupy the device.",
+      "all-reduces of 8 us a layer occupy the device.",
       "Misses are spread evenly over requests, layers and steps; which blocks they are does not "
       "matter. What p foretells of a layer's misses travels while the layer before computes; of "
       "the first layer nothing is known before. Predicting costs no time here.",
       "p as the study measured it (a 135M model, from the input of the layer before) depends on "
-      "what "
-      "it is a share of: 0.90 of a whole list, which counts where all of a list moves (InfiniGen, "
-      "ours without hot buffer), and 0.56 of what a hot buffer misses (1.16 of 2.65 % of a list "
-      "come "
-      "late all the same), which counts where only that moves: ours. What is foretold in vain is "
-      "left "
-      "out but for the row that says so; the server has it.",
+      "what it is a share of: 0.90 of a whole list, which counts where all of a list moves "
+      "(InfiniGen, ours without hot buffer), and 0.56 of what a hot buffer misses (1.16 of 2.65 % "
+      "of a list come late all the same), which counts where only that moves: ours. What is "
+      "foretold in vain is left out but for the row that says so; the server has it.",
       "The host decides in no time, a poll takes it 10 ns; a decision is measured elsewhere.",
       "What a step generates is not offloaded meanwhile (the server does): 4 KiB a token and "
       "layer.",
       "The server's channels stand for eight, so lists weigh 2 % of what moves. Its requests "
-      "arrive "
-      "when their prefill, on other GPUs, is over; keys and values cost their writing to HBM. It "
-      "misses as the study measured at a sixteenth of the context, 1.2 % of a list late and 4.5 % "
-      "ahead, in vain in part; a share that stays lowers both alike. Prompts share nothing.",
+      "arrive when their prefill, on other GPUs, is over; keys and values cost their writing to "
+      "HBM. It misses as the study measured at a sixteenth of the context, 1.2 % of a list late "
+      "and 4.5 % ahead, in vain in part; a share that stays lowers both alike. Prompts share "
+      "nothing.",
+      "Next turns are prefilled here, at 500 TFLOP/s and 128 tokens at a time between the layers "
+      "of those who decode; they attend to all that is stored of their prompt, which is loaded, or "
+      "recomputed, whole. The store has all of it, and keeps it.",
       "HBM: 4 GB of each GPU are kept for activations; hot buffers of 2k blocks, digests of all "
       "blocks. Host: all blocks of all streams.",
       "One GPU has 16 workers of 25 GB/s and the DRAM of its profile; eight share 614 GB/s, two "
