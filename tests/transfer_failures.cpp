@@ -11,6 +11,7 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -471,6 +472,37 @@ TEST_CASE("fault 46: a discard that fails with its stream is not taken for done"
     CHECK((rig::missed(*again, 0) == ints{0, 5}));
     CHECK(t.report().moved == 2);
     machine.sync(r.stream);
+  });
+}
+
+TEST_CASE("fault 46: pages whose lending fails are not lent, and can be lent then") {
+  each([](backend machine) {
+    int failed = 0;
+    for (int nth = 1; nth < 20; ++nth) {
+      CAPTURE(nth);
+      rig r(machine);
+      const auto id = r.stored(1, blocks(6));
+      const ints lent = {10, 11, 12, 13};
+      machine.arm_throw(job::kernel, nth);
+      try {
+        r.hot.lend(0, lent, r.stream);
+      } catch (const device_error&) {
+        ++failed;
+        CHECK(r.hot.pages_of(0).empty());
+        CHECK_THROWS_AS((void)r.resolve(0, {0}, {{0, 5}}), std::invalid_argument);
+        r.hot.lend(0, lent, r.stream);
+      }
+      const bool is_over = !machine.has_struck();
+      machine.arm(job::kernel, 1 << 30, {});
+      const auto step = r.resolve(0, {0}, {{0, 5}});
+      REQUIRE(step.has_value());
+      auto t = r.mover.recall(*step, {&id, 1}, r.stream).value();
+      t.sync();
+      CHECK(t.report().moved == 2);
+      machine.sync(r.stream);
+      if (is_over) break;
+    }
+    CHECK(failed >= 4);
   });
 }
 
