@@ -1181,7 +1181,7 @@ TEST_CASE("block_store: without integrity everything matches, and nothing is rea
   CHECK(lease.matches(logical_block{0}, nullptr));
   CHECK(!lease.drop_if_corrupt(logical_block{0}));
   const lease_type none;
-  CHECK(none.matches(logical_block{0}, nullptr));
+  CHECK(!none.matches(logical_block{0}, nullptr));
   CHECK(store_type::lease{}.drop_if_corrupt(logical_block{0}) == false);
 }
 
