@@ -244,6 +244,38 @@ TEST_CASE("block store: a write ends once") {
   CHECK(holds(store->acquire(id, 0), id, {0, 0}));
 }
 
+TEST_CASE("block store: a slot that is written anew is not its former writer's") {
+  checked_store store(2);
+  const sequence_id id = store.open();
+  const auto is_refused = [&](host_slot stale) {
+    CHECK_THROWS_AS(store->commit(stale), std::logic_error);
+    CHECK_THROWS_AS(store->commit(std::span<const host_slot>(&stale, 1)), std::logic_error);
+    CHECK_THROWS_AS(store->abort(stale), std::logic_error);
+    CHECK_THROWS_AS((void)store->writable(stale), std::logic_error);
+  };
+  // The same unit once more, also while its block stays what it is.
+  store.put(id, {1, 0});
+  const host_slot aborted = store.reserve(id, {0, 0});
+  store->abort(aborted);
+  const host_slot anew = store.reserve(id, {0, 0});
+  CHECK(index_of(anew) == index_of(aborted));
+  const store_counts before = store.counts();
+  is_refused(aborted);
+  CHECK(store.counts() == before);
+  store->commit(anew);
+  is_refused(anew);
+
+  // Another's unit in the place of one that was committed, and has been given up since.
+  CHECK(store->close_sequence(id) == close_outcome::closed);
+  const sequence_id other = store.open();
+  const host_slot slots[] = {store.reserve(other, {0, 0}), store.reserve(other, {0, 1})};
+  is_refused(anew);
+  is_refused(aborted);
+  CHECK(store.counts().writing == 2);
+  store->commit(slots);
+  CHECK(store.counts().evictable == 2);
+}
+
 TEST_CASE("block store: a stale handle throws and changes nothing") {
   checked_store store(4, 2);
   const sequence_id stale = store.open();
@@ -1148,7 +1180,7 @@ TEST_CASE("block_store: without integrity everything matches, and nothing is rea
   CHECK(lease.matches(logical_block{0}, nullptr));
   CHECK(!lease.drop_if_corrupt(logical_block{0}));
   const lease_type none;
-  CHECK(none.matches(logical_block{0}, nullptr));
+  CHECK(!none.matches(logical_block{0}, nullptr));
   CHECK(store_type::lease{}.drop_if_corrupt(logical_block{0}) == false);
 }
 

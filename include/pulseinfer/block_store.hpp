@@ -56,7 +56,8 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 ///
 /// @tparam Policy     eviction_policy over blocks that only their names keep. What it throws, where
 ///                    it may not, comes out of the call that asked it: that has given up what it
-///                    was told to so far, and changed nothing else
+///                    was told to so far, and changed nothing else. So does a std::logic_error where
+///                    its victim is a block that it does not have
 /// @tparam Admission  admission_filter: of the blocks of a prompt that `open_sequence` does not find
 ///                    it says which are taken in
 /// @par Threads    all members, from any thread. Changes take one lock; leases, what they find, and

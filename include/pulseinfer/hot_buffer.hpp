@@ -66,7 +66,8 @@ class hot_buffer {
   [[nodiscard]] const hot_buffer_options& options() const noexcept { return options_; }
 
   /// Lends pages of the pool to a request, for all layers, and forgets what it had. Enqueued on
-  /// `stream`, which the request's next `resolve` is ordered after.
+  /// `stream`, which the request's next `resolve` is ordered after. Should that stream fail, the
+  /// device knows nothing of it: sync the stream, take the pages back, lend them anew.
   ///
   /// @param request  that holds no pages
   /// @param pages    distinct pages of the pool, at least budget_blocks and at most
@@ -77,7 +78,12 @@ class hot_buffer {
   /// @par Cost  O(pages of the pool) on the host; not for every step
   void lend(std::int32_t request, std::span<const std::int32_t> pages, stream_ref stream) {
     lent_pages_.lend(request, pages);
-    memory_.write_lent(request, lent_pages_.of(request), stream);
+    try {
+      memory_.write_lent(request, lent_pages_.of(request), stream);
+    } catch (...) {
+      lent_pages_.take_back(request);  // what the device has of it is written anew with the next
+      throw;
+    }
   }
 
   /// Takes a request's pages back: `pages_of` no longer lists them, and its tables forget them.
