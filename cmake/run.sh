@@ -615,7 +615,9 @@ bench() {
     count=$((count + 1))
   done
   [ $count -gt 0 ] || die "there are no benchmarks"
+  cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1)
   "$cmake" -D "figures=$reports/figures" -D "targets=$root/benchmarks/targets.json" \
+    -D "cpu=${cpu:-$(uname -m)}, $(nproc) CPUs" \
     -D "without_cuda=CUDA was $cuda_state" -D "without_trace=$without_trace" \
     -D "report=$reports/report.json" -P "$root/cmake/bench_report.cmake"
 }

@@ -422,6 +422,21 @@ TEST_CASE("fault 4: the tail goes first, in whatever order the transfers of a ch
   }
 }
 
+TEST_CASE("fault 4: recency is of reservations, not of the transfers that end") {
+  checked_store store(4);
+  const sequence_id before = store.open();
+  const sequence_id after = store.open();
+  const host_slot slow[] = {store.reserve(before, {0, 0}), store.reserve(before, {0, 1})};
+  store.put_chain(after, 2);
+  for (const host_slot slot : slow) store->commit(slot);  // the last to end, the first to go
+  const sequence_id writer = store.open();
+  for (std::int32_t block = 0; block < 2; ++block) {
+    store.put(writer, {0, block});
+    CHECK(store.units_of(before) == chain(1 - block));
+    CHECK(store.units_of(after) == chain(2));
+  }
+}
+
 TEST_CASE("block store: a tail that is committed after a later one was evicted is found") {
   checked_store store(3);
   const sequence_id id = store.open();
@@ -1165,7 +1180,7 @@ TEST_CASE("block_store: without integrity everything matches, and nothing is rea
   CHECK(lease.matches(logical_block{0}, nullptr));
   CHECK(!lease.drop_if_corrupt(logical_block{0}));
   const lease_type none;
-  CHECK(none.matches(logical_block{0}, nullptr));
+  CHECK(!none.matches(logical_block{0}, nullptr));
   CHECK(store_type::lease{}.drop_if_corrupt(logical_block{0}) == false);
 }
 

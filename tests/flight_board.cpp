@@ -113,7 +113,7 @@ TEST_CASE("flight_board: a recall has landed when all its units have come, and f
   });
 }
 
-TEST_CASE("flight_board: what ranks agree on has ended everywhere, and failed if anywhere") {
+TEST_CASE("fault 65: what ranks agree on has ended everywhere, and failed if anywhere") {
   using enum flight_state;
   const std::vector<flight_state> all{under_way, landed, failed};
   for (const flight_state a : all) {

@@ -23,6 +23,7 @@
 #include "pulseinfer/prefix_stream.hpp"
 #include "pulseinfer/transfer.hpp"
 #include "support/allocations.hpp"
+#include "support/engine_attempts.hpp"
 #include "support/failing_backend.hpp"
 #include "support/offload_rig.hpp"
 
@@ -588,40 +589,23 @@ TEST_CASE("fault 46: pages whose lending fails are not lent, and can be lent the
 TEST_CASE("fault 46: an engine that cannot be had leaves nothing behind, and can be had later") {
   test::each_backend([](const test::backend& base) {
     scarce_backend machine(base);
-    constexpr std::int64_t unit = rig::geometry.unit_bytes();
-    test::paged_pool<scarce_backend> pages(machine, rig::geometry, 8);
-    pulseinfer::block_store<scarce_backend> store(
-        machine, rig::geometry, {.capacity_bytes = 8 * unit, .max_sequences = 2, .max_blocks = 8});
-    auto stream = machine.make_stream(pulseinfer::stream_priority::normal);
+    test::engine_attempts<scarce_backend> attempts(machine);
     const int out = machine.out();
-    const auto id = store.open_sequence().value();
-    const rig::targets units = {{0, 0, 3}, {0, 1, 4}};
     int failures = 0;
-    for (int nth = 1;; ++nth) {
-      CAPTURE(nth);
-      machine.fail_at(nth);
-      bool is_made = false;
+    for (bool is_made = false; !is_made;) {
+      CAPTURE(failures);
+      machine.fail_at(failures + 1);
       try {
-        pulseinfer::transfer_engine mover(machine, store, pages.pool(),
-                                          {.staging_bytes = 3 * unit,
-                                           .chunk_bytes = unit,
-                                           .transfers_in_flight = 2,
-                                           .max_units = 8});
-        is_made = true;
-        mover.offload(0, {&id, 1}, units, stream)->sync();
-        auto t = mover.recall_units(0, {&id, 1}, units, stream).value();
-        t.sync();
-        CHECK(t.report().moved == 2);
+        attempts.make_one([&] { is_made = true; });
       } catch (const pulseinfer::out_of_memory&) {
         ++failures;
       }
       CHECK(is_made != machine.has_failed());
       CHECK(machine.out() == out);
-      if (is_made) break;
     }
     machine.fail_at(0);
     CHECK(failures > 20);  // two directions of two streams, three chunks, two transfers
-    CHECK(rig::at_rest(store.counts()));
+    CHECK(attempts.at_rest());
   });
 }
 
