@@ -21,6 +21,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -283,6 +284,15 @@ TEST_CASE("fault 25: chunks end on units and on pages") {
     }
     CHECK(next == memory.data() + bytes);
     CHECK(r.notes->entered.size() >= 3);
+    // Where what is allowed ends on neither, less is taken, and no less than has to be.
+    for (const std::size_t more : {std::size_t{1}, unit, page - 1, page, page + unit, 5 * page}) {
+      const std::size_t most = options.max_chunk_bytes + more;
+      const std::size_t chunk = pulseinfer::detail::plan_chunk(4 * most, unit, page, most);
+      CHECK(chunk % unit == 0);
+      CHECK(chunk % page == 0);
+      CHECK(chunk <= most);
+      CHECK(most - chunk < std::lcm(unit, page));
+    }
   }
   rig r(test::make_backend());
   CHECK(what_of<std::invalid_argument>([&] {
