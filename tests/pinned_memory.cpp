@@ -194,9 +194,9 @@ TEST_CASE("pinned memory: no bytes are no memory") {
 
 TEST_CASE("pinned memory: what is none of its choices is refused") {
   rig r(test::make_backend());
-  CHECK_THROWS_AS(r.make(1, {.source = static_cast<pulseinfer::pinned_source>(2)}),
+  CHECK_THROWS_AS((void)r.make(1, {.source = static_cast<pulseinfer::pinned_source>(2)}),
                   std::invalid_argument);
-  CHECK_THROWS_AS(r.make(1, {.locking = static_cast<pulseinfer::page_locking>(3)}),
+  CHECK_THROWS_AS((void)r.make(1, {.locking = static_cast<pulseinfer::page_locking>(3)}),
                   std::invalid_argument);
   CHECK(r.notes->entered.empty());
 }
