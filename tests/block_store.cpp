@@ -1027,7 +1027,6 @@ TEST_CASE("block_store: gathered bytes match their unit wherever they lie, and n
     CHECK(!of_a.matches(logical_block{2}, gathered.data()));  // not stored
     CHECK(!of_a.matches(logical_block{-1}, gathered.data()));
     CHECK(!of_a.matches(logical_block{99}, gathered.data()));
-    CHECK(!lease_type().matches(logical_block{0}, gathered.data()));  // holds nothing
   }
 }
 

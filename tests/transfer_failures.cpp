@@ -13,11 +13,16 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "pulseinfer/context_writer.hpp"
+#include "pulseinfer/page_table.hpp"
+#include "pulseinfer/prefix_stream.hpp"
 #include "pulseinfer/transfer.hpp"
+#include "support/allocations.hpp"
 #include "support/engine_attempts.hpp"
 #include "support/failing_backend.hpp"
 #include "support/offload_rig.hpp"
@@ -472,6 +477,80 @@ TEST_CASE("fault 46: a discard that fails with its stream is not taken for done"
     CHECK((rig::missed(*again, 0) == ints{0, 5}));
     CHECK(t.report().moved == 2);
     machine.sync(r.stream);
+  });
+}
+
+TEST_CASE("fault 46: whatever a transfer fails with, what streams and writes layers goes on") {
+  each([](backend machine) {
+    rig r(machine);
+    const auto id = r.stored(1, blocks(4));
+    const auto break_next = [&](job which) {
+      machine.arm(which, 1, [](const backend::stream_ref*) {
+        throw std::runtime_error("transfer_failures: no device_error");
+      });
+    };
+    using pulseinfer::device_page;
+    const std::vector<device_page> even = {device_page{10}, device_page{11}};
+    const std::vector<device_page> odd = {device_page{20}, device_page{21}};
+    {
+      break_next(job::copy);
+      pulseinfer::prefix_stream layers(r.mover, id, 2, even, odd, r.stream);
+      CHECK(layers.sync_layer(r.stream) == pulseinfer::prefix_outcome::incomplete);
+      CHECK(!layers.missing().empty());
+      CHECK(layers.sync_layer(r.stream) == pulseinfer::prefix_outcome::ready);
+    }
+    {
+      break_next(job::copy);
+      pulseinfer::prefix_stream layers(r.mover, id, 2, even, odd, r.stream);
+      layers.sync_dropped();  // where it was not begun, nothing has struck yet
+      machine.arm(job::copy, 1 << 30, {});
+    }
+    pulseinfer::digest_store<backend> digests(machine, rig::geometry,
+                                              {.max_requests = 1, .max_blocks = rig::max_blocks});
+    pulseinfer::context_writer writer(digests, r.mover, r.pages.pool());
+    const auto written = r.store.open_sequence().value();
+    writer.open(0, written);
+    const ints entries = {30, 31};
+    const pulseinfer::block_table table{entries.data(), 1, 2};
+    const pulseinfer::appended_row row{0, 2 * rig::geometry.block_tokens};
+    test::device_array<std::int32_t, backend> on_device(machine, 2);
+    on_device.upload(entries, r.stream);
+    const pulseinfer::block_table device_table{on_device.data(), 1, 2};
+    break_next(job::copy);
+    CHECK(writer.append(0, {&row, 1}, table, device_table, r.stream));
+    writer.sync_layer(0);
+    CHECK(writer.stored_blocks(0, 0) < 2);
+    CHECK(writer.append(0, {&row, 1}, table, device_table, r.stream));
+    writer.sync_layer(0);
+    CHECK(writer.stored_blocks(0, 0) == 2);
+    machine.sync(r.stream);
+  });
+}
+
+TEST_CASE("fault 46: a transfer that fails without memory to say so ends all the same") {
+  if (!test::counts_allocations() || std::string_view(test::backend_name) != "host") return;
+  each([](backend machine) {
+    for (int nth = 1; nth <= 3; ++nth) {
+      CAPTURE(nth);
+      rig r(machine);
+      const auto id = r.stored(1, blocks(2));
+      const auto ends = [&](const char* what, auto start) {
+        CAPTURE(what);
+        machine.arm_poll(nth, [] { test::fail_allocation(1); });  // of the worker that asks
+        auto t = start();
+        try {
+          t.sync();
+        } catch (const std::exception&) {  // of what kind depends on what there was memory for
+        }
+        CHECK(t.is_final());
+        machine.arm(job::poll, 1 << 30, {});
+      };
+      const rig::targets units = {{0, 0, 3}, {0, 1, 4}};
+      ends("recall", [&] { return r.recall(0, id, units).value(); });
+      const auto anew = r.store.open_sequence().value();
+      ends("offload", [&] { return r.mover.offload(0, {&anew, 1}, units, r.stream).value(); });
+      CHECK(r.store.counts().writing == 0);
+    }
   });
 }
 

@@ -60,8 +60,10 @@ class flight_board {
     return static_cast<flight_id>(take());
   }
 
-  /// Where a flight is. A transfer of which some units did not come has failed.
+  /// Where a flight is. A transfer of which some units did not come has failed, and so has what is
+  /// no flight.
   [[nodiscard]] flight_state poll(flight_id id) const noexcept {
+    if (!is_taken(id)) return flight_state::failed;
     const flight& f = flights_[static_cast<std::size_t>(static_cast<std::int32_t>(id))];
     if (f.transfer) {
       if (!f.transfer->is_final()) return flight_state::under_way;
@@ -78,8 +80,9 @@ class flight_board {
         return flight_state::failed;
     }
   }
-  /// The number is free again, and the ticket dropped.
+  /// The number is free again, and the ticket dropped. Nothing happens if it is free.
   void retire(flight_id id) noexcept {
+    if (!is_taken(id)) return;
     flight& f = at(static_cast<std::int32_t>(id));
     f.transfer.reset();
     f.taken = false;
@@ -128,6 +131,11 @@ class flight_board {
     bool taken = false;
   };
 
+  [[nodiscard]] bool is_taken(flight_id id) const noexcept {
+    const auto i = static_cast<std::int32_t>(id);
+    return i >= 0 && static_cast<std::size_t>(i) < flights_.size() &&
+           flights_[static_cast<std::size_t>(i)].taken;
+  }
   [[nodiscard]] flight& at(std::int32_t i) noexcept {
     return flights_[static_cast<std::size_t>(i)];
   }
