@@ -595,6 +595,9 @@ TEST_CASE("consensus: what does not fit is refused") {
   CHECK_THROWS_AS(select(0, batch, several), std::invalid_argument);
   several.tokens = 0;
   CHECK_THROWS_AS(select(0, batch, several), std::invalid_argument);
+  pulseinfer::query_view untyped = s.queries();
+  untyped.element = static_cast<pulseinfer::element_type>(9);
+  CHECK_THROWS_AS(select(0, batch, untyped), std::invalid_argument);
   pulseinfer::batch_view changed = batch;
   const std::vector<std::int32_t> three = {0, 1, 0};
   changed.requests = three;

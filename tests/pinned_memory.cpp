@@ -192,6 +192,15 @@ TEST_CASE("pinned memory: no bytes are no memory") {
   CHECK(r.notes->entered.empty());
 }
 
+TEST_CASE("pinned memory: what is none of its choices is refused") {
+  rig r(test::make_backend());
+  CHECK_THROWS_AS((void)r.make(1, {.source = static_cast<pulseinfer::pinned_source>(2)}),
+                  std::invalid_argument);
+  CHECK_THROWS_AS((void)r.make(1, {.locking = static_cast<pulseinfer::page_locking>(3)}),
+                  std::invalid_argument);
+  CHECK(r.notes->entered.empty());
+}
+
 TEST_CASE("pinned memory: a move takes the memory along") {
   rig r(test::make_backend());
   {

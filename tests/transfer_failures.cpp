@@ -527,7 +527,7 @@ TEST_CASE("fault 46: whatever a transfer fails with, what streams and writes lay
   });
 }
 
-TEST_CASE("fault 46: a transfer that fails ends, also where no memory is left for the words") {
+TEST_CASE("fault 46: a transfer that fails without memory to say so ends all the same") {
   if (!test::counts_allocations() || std::string_view(test::backend_name) != "host") return;
   each([](backend machine) {
     for (int nth = 1; nth <= 3; ++nth) {

@@ -66,6 +66,7 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 template <backend Backend, eviction_policy Policy = lru, admission_filter Admission = admit_all>
 class block_store {
  public:
+  /// What `acquire` gives; its members stand in detail/store_lease.hpp, as do the hold's.
   using lease = detail::store_lease<block_store>;
   using hold = detail::store_hold<block_store>;
   /// Of a hold that ends only when it is let go; also `expire(no_deadline)` leaves it.

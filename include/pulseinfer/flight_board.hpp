@@ -117,7 +117,8 @@ class flight_board {
     if (size() == 0) return;
     backend_.sync_until([this, until_ns] {
       if (backend_.now_ns() >= until_ns) return true;
-      return std::any_of(flights_.begin(), flights_.end(), [this](const flight& f) {
+      const auto end = flights_.begin() + ever_taken_;
+      return std::any_of(flights_.begin(), end, [this](const flight& f) {
         return f.taken && poll(id_of(f)) != flight_state::under_way;
       });
     });
@@ -144,6 +145,7 @@ class flight_board {
   std::int32_t take() noexcept {
     const std::int32_t i = free_.back();
     free_.pop_back();
+    ever_taken_ = std::max(ever_taken_, i + 1);
     at(i).taken = true;
     return i;
   }
@@ -151,6 +153,7 @@ class flight_board {
   Backend backend_;
   std::vector<flight> flights_;
   std::vector<std::int32_t> free_;
+  std::int32_t ever_taken_ = 0;  ///< no later one was, as those that are free again come first
 };
 
 /// Makes of one rank's snapshot what all ranks agree on: a flight has ended when it has ended
