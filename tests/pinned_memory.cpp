@@ -741,16 +741,22 @@ TEST_CASE("fault 90: of 50 programs that end with pinned memory in statics, all 
   for (char** entry = environ; *entry != nullptr; ++entry) environment.push_back(*entry);
   std::string flag = "PULSEINFER_TEST_STATIC=1";
   environment.push_back(flag.data());
+  // Every other one finds its runtime gone, as far as the one on the CPU can act that.
+  std::string is_gone = "PTXSIM_FAIL=cudaHostUnregister:1+";
+  environment.push_back(is_gone.data());
   environment.push_back(nullptr);
   std::string program = "/proc/self/exe";
   std::string filter = "--test-case=fault 90: the program that exits";
   char* const arguments[] = {program.data(), filter.data(), nullptr};
   posix_spawn_file_actions_t quiet;
   posix_spawn_file_actions_init(&quiet);
-  posix_spawn_file_actions_addopen(&quiet, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
+    posix_spawn_file_actions_addopen(&quiet, stream, "/dev/null", O_WRONLY, 0);
+  }
   for (int i = 0; i < 50; ++i) {
     CAPTURE(i);
     pid_t child = 0;
+    environment[environment.size() - 2] = i % 2 == 0 ? nullptr : is_gone.data();
     REQUIRE(posix_spawn(&child, program.c_str(), &quiet, nullptr, arguments, environment.data()) ==
             0);
     int status = -1;
