@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # cmake -D figures=FOLDER -D targets=FILE [-D without_cuda=REASON] [-D without_trace=REASON]
-#       -D report=FILE -P bench_report.cmake
+#       [-D cpu=NAME] -D report=FILE -P bench_report.cmake
 # Merges the JSON objects of numbers that the benchmark programs left in FOLDER into one, adds the
 # object of `targets` (same keys; the file may be absent) under "targets", writes `report` and prints
 # a table of it. A target is a number, which the value should reach, or {"at_most": number}, or
@@ -74,12 +74,16 @@ endforeach()
 
 set(keys "")
 set(merged "{\n")
+if(cpu)
+  string(REGEX REPLACE "([\"\\])" "\\\\\\1" name "${cpu}")
+  string(APPEND merged "  \"cpu\": \"${name}\",\n")
+endif()
 file(GLOB files "${figures}/*.json")
 foreach(file IN LISTS files)
   file(READ "${file}" json)
   read_object("${json}" figure)
   foreach(key IN LISTS figure_keys)
-    if(key STREQUAL "targets" OR key STREQUAL "not_measured" OR DEFINED value_${key})
+    if(key STREQUAL "targets" OR key STREQUAL "cpu" OR key STREQUAL "not_measured" OR DEFINED value_${key})
       message(FATAL_ERROR "${file}: the key ${key} is taken")
     endif()
     set(value_${key} "${figure_${key}}")
@@ -110,6 +114,9 @@ endif()
 string(STRIP "${wanted}" wanted)
 file(WRITE "${report}" "${merged}  \"targets\": ${wanted}\n}\n")
 
+if(cpu)
+  execute_process(COMMAND "${CMAKE_COMMAND}" -E echo "on ${cpu}")
+endif()
 print_row(key value target)
 foreach(key IN LISTS keys)
   set(target "-")

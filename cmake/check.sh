@@ -137,7 +137,7 @@ tests() {
     done |
     awk '{
       names[$1] = names[$1] ":" $2
-      if ((bytes[$1] += $3) > 80000) {
+      if ((bytes[$1] += $3) > 260000) {
         print "tidy-tests " $1 names[$1]
         names[$1] = ""
         bytes[$1] = 0

@@ -9,7 +9,8 @@
 #                                 or relative to the current folder or to the repository
 #   PULSEINFER_TRACE              recorded requests for `bench`, a JSON object a line, as Mooncake has them
 #   PULSEINFER_TEST_SEEDS         seeds a randomised test runs with
-#   PULSEINFER_SANITIZE_SIMULATED OFF: `sanitize` leaves the tests on the simulated machine out
+#   PULSEINFER_SANITIZE_SHORT     ON: `sanitize` leaves the tests on the simulated machine out, and the
+#                                 examples under ThreadSanitizer
 #   PULSEINFER_FUZZ_SECONDS       how long `fuzz` runs each target (default: 60)
 #   PULSEINFER_CUDA_ARCHITECTURES CUDA architectures to compile for, as CMake writes them
 set -eu
@@ -514,15 +515,23 @@ sanitize() {
   failed=
   for preset in asan tsan; do
     case $preset in
-      asan) find_sanitizer -fsanitize=address,undefined ;;
-      tsan) find_sanitizer -fsanitize=thread ;;
+      asan)
+        find_sanitizer -fsanitize=address,undefined
+        left_out=PULSEINFER_TEST_SIMULATED
+        ;;
+      tsan)
+        find_sanitizer -fsanitize=thread
+        left_out=PULSEINFER_BUILD_EXAMPLES
+        ;;
     esac
+    kept=ON
+    if [ "${PULSEINFER_SANITIZE_SHORT:-OFF}" = ON ]; then kept=OFF; fi
     say "$preset: building with $sanitizer"
     tree=$root/build/$preset
     grep -qs "^CMAKE_CXX_COMPILER:.*/$(basename "$sanitizer")\$" "$tree/CMakeCache.txt" || rm -rf "$tree"
     # shellcheck disable=SC2086 # options without blanks
     "$cmake" -S "$root" --preset $preset -G "$generator" -DCMAKE_CXX_COMPILER="$sanitizer" $launcher \
-      ${PULSEINFER_SANITIZE_SIMULATED:+-DPULSEINFER_TEST_SIMULATED="$PULSEINFER_SANITIZE_SIMULATED"} \
+      -D$left_out=$kept \
       >"$root/build/$preset.log" 2>&1 || {
       cat "$root/build/$preset.log" >&2
       die "$preset cannot be configured"
@@ -606,7 +615,9 @@ bench() {
     count=$((count + 1))
   done
   [ $count -gt 0 ] || die "there are no benchmarks"
+  cpu=$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo 2>/dev/null | head -n 1)
   "$cmake" -D "figures=$reports/figures" -D "targets=$root/benchmarks/targets.json" \
+    -D "cpu=${cpu:-$(uname -m)}, $(nproc) CPUs" \
     -D "without_cuda=CUDA was $cuda_state" -D "without_trace=$without_trace" \
     -D "report=$reports/report.json" -P "$root/cmake/bench_report.cmake"
 }

@@ -508,6 +508,38 @@ TEST_CASE("admission: ranks with links of their own go apart unless they agree")
   CHECK(kept(together[0]) == ints{0, 7});
 }
 
+TEST_CASE("admission: a load that was let in counts as what waits, not as others' traffic") {
+  adaptive_admission policy(4);
+  std::vector<double> placement(4);
+  link_snapshot link;
+  link.recalls.seconds_per_byte = 1e-9;
+  policy.observe(link, {});
+  CHECK(policy.admit({.load_bytes = 1'000'000'000}, placement).verdict == admission_verdict::admit);
+  // Half of it is through, and nobody else moves anything.
+  link = {.recalls = {1, 1e-9, 500'000'000, 1}, .stores = {}, .taken_at = 0.5};
+  policy.observe(link, {});
+  const pulseinfer::admission_request next{
+      .load_bytes = 100'000'000, .load_tokens = 1'000, .recompute_s_per_token = 1e-3};
+  const auto asked = [&] {
+    adaptive_admission copy = policy;  // it does not come in
+    return copy.admit(next, placement);
+  };
+  CHECK(asked().load_s == Approx(0.6).epsilon(0.01));
+  CHECK(asked().verdict == admission_verdict::defer);  // for a while, rather than recompute in 1 s
+  // All of it is through, and others have half of the link.
+  link = {.recalls = {0.5, 1e-9, 0, 0}, .stores = {}, .taken_at = 5};
+  policy.observe(link, {});
+  CHECK(asked().load_s == Approx(0.2).epsilon(0.15));
+  link.taken_at = 9;
+  policy.observe(link, {});
+  CHECK(asked().load_s == Approx(0.2).epsilon(0.001));
+  CHECK(asked().verdict == admission_verdict::admit);
+  // A clock that stands still, or goes back, says nothing.
+  link.taken_at = 8;
+  policy.observe(link, {});
+  CHECK(asked().load_s == Approx(0.2).epsilon(0.001));
+}
+
 TEST_CASE("admission: limits out of order are refused, by name") {
   using options = adaptive_admission_options;
   const auto make = [](const options& o) { return adaptive_admission(4, o); };
@@ -530,7 +562,7 @@ TEST_CASE("admission: limits out of order are refused, by name") {
   for (double options::*field :
        {&options::low_utilisation, &options::high_utilisation, &options::max_offload_share,
         &options::hysteresis, &options::max_step, &options::swap_margin, &options::resume_share,
-        &options::max_wait_s}) {
+        &options::max_wait_s, &options::utilisation_window_s}) {
     for (const double bad : {no_number, -0.25, std::numeric_limits<double>::infinity()}) {
       options o;
       o.*field = bad;
@@ -542,6 +574,7 @@ TEST_CASE("admission: limits out of order are refused, by name") {
   CHECK_THROWS_AS(make({.retained_layers = -1}), std::invalid_argument);
   CHECK_THROWS_AS(make({.hysteresis = 0.35}), std::invalid_argument);
   CHECK_THROWS_AS(make({.max_step = 0}), std::invalid_argument);
+  CHECK_THROWS_AS(make({.utilisation_window_s = 0}), std::invalid_argument);
   CHECK_THROWS_AS(make({.patience = 0}), std::invalid_argument);
   CHECK_THROWS_AS(make({.store_queue_bytes = 0}), std::invalid_argument);
   CHECK_THROWS_AS(adaptive_admission(0), std::invalid_argument);

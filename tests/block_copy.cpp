@@ -332,6 +332,14 @@ TEST_CASE("fault 51: a word of a far page is found beyond 32 bits") {
   CHECK(other_plane.in_pool == 2'147'978'880);
   CHECK(pulseinfer::detail::locate_word(layout, 2'066, 2 * strip_words - 1).in_pool ==
         last.in_pool);
+  int planes = 0;
+  pulseinfer::detail::each_strip(
+      layout, 2'066, [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t) {
+        CHECK(p == planes++);
+        CHECK(in_pool == 2'147'978'880);
+        CHECK(in_unit == p * 1'039'680);
+      });
+  CHECK(planes == 2);
 }
 
 TEST_CASE("block copy: the CPU joins units, a null leaves a gap") {

@@ -244,6 +244,38 @@ TEST_CASE("block store: a write ends once") {
   CHECK(holds(store->acquire(id, 0), id, {0, 0}));
 }
 
+TEST_CASE("block store: a slot that is written anew is not its former writer's") {
+  checked_store store(2);
+  const sequence_id id = store.open();
+  const auto is_refused = [&](host_slot stale) {
+    CHECK_THROWS_AS(store->commit(stale), std::logic_error);
+    CHECK_THROWS_AS(store->commit(std::span<const host_slot>(&stale, 1)), std::logic_error);
+    CHECK_THROWS_AS(store->abort(stale), std::logic_error);
+    CHECK_THROWS_AS((void)store->writable(stale), std::logic_error);
+  };
+  // The same unit once more, also while its block stays what it is.
+  store.put(id, {1, 0});
+  const host_slot aborted = store.reserve(id, {0, 0});
+  store->abort(aborted);
+  const host_slot anew = store.reserve(id, {0, 0});
+  CHECK(index_of(anew) == index_of(aborted));
+  const store_counts before = store.counts();
+  is_refused(aborted);
+  CHECK(store.counts() == before);
+  store->commit(anew);
+  is_refused(anew);
+
+  // Another's unit in the place of one that was committed, and has been given up since.
+  CHECK(store->close_sequence(id) == close_outcome::closed);
+  const sequence_id other = store.open();
+  const host_slot slots[] = {store.reserve(other, {0, 0}), store.reserve(other, {0, 1})};
+  is_refused(anew);
+  is_refused(aborted);
+  CHECK(store.counts().writing == 2);
+  store->commit(slots);
+  CHECK(store.counts().evictable == 2);
+}
+
 TEST_CASE("block store: a stale handle throws and changes nothing") {
   checked_store store(4, 2);
   const sequence_id stale = store.open();
@@ -387,6 +419,21 @@ TEST_CASE("fault 4: the tail goes first, in whatever order the transfers of a ch
   for (std::int32_t left = 3; left >= 0; --left) {
     store.put(writer, {0, 4 - left});
     CHECK(store.units_of(id) == chain(left));
+  }
+}
+
+TEST_CASE("fault 4: recency is of reservations, not of the transfers that end") {
+  checked_store store(4);
+  const sequence_id before = store.open();
+  const sequence_id after = store.open();
+  const host_slot slow[] = {store.reserve(before, {0, 0}), store.reserve(before, {0, 1})};
+  store.put_chain(after, 2);
+  for (const host_slot slot : slow) store->commit(slot);  // the last to end, the first to go
+  const sequence_id writer = store.open();
+  for (std::int32_t block = 0; block < 2; ++block) {
+    store.put(writer, {0, block});
+    CHECK(store.units_of(before) == chain(1 - block));
+    CHECK(store.units_of(after) == chain(2));
   }
 }
 
@@ -1133,7 +1180,7 @@ TEST_CASE("block_store: without integrity everything matches, and nothing is rea
   CHECK(lease.matches(logical_block{0}, nullptr));
   CHECK(!lease.drop_if_corrupt(logical_block{0}));
   const lease_type none;
-  CHECK(none.matches(logical_block{0}, nullptr));
+  CHECK(!none.matches(logical_block{0}, nullptr));
   CHECK(store_type::lease{}.drop_if_corrupt(logical_block{0}) == false);
 }
 

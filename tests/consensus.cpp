@@ -414,22 +414,30 @@ TEST_CASE("fault 49: a budget larger than what there is takes all of it, an empt
 
 TEST_CASE("fault 52: blocks with NaN keys, and blocks without a digest, rank last") {
   each([](backend machine) {
-    for (const digest_kind kind : {digest_kind::mean, digest_kind::min_max}) {
-      scene s(machine, {.query_heads = 2, .kind = kind, .tokens = {12 * block_tokens}});
-      s.randomise(9);
-      s.keys().set(0, 0, 4, 0, 1, not_a_number);
-      s.keys().set(0, 0, 6, 3, 2, -not_a_number);
-      s.upload();
-      const auto choose = [&](std::int32_t budget) {
-        return s.select({.query_heads = 2,
-                         .budget_blocks = budget,
-                         .window_blocks = 0,
-                         .lambda = 0.0f,
-                         .max_rows = 1})[0];
-      };
-      CHECK((choose(9) == std::vector<std::int32_t>{1, 2, 3, 5, 7, 8, 9, 10, 11}));
-      CHECK((choose(10) == std::vector<std::int32_t>{1, 2, 3, 4, 5, 7, 8, 9, 10, 11}));
-      CHECK(choose(11).size() == 11);
+    for (const digest_kind kind :
+         {digest_kind::mean, digest_kind::min_max, digest_kind::centre_distance}) {
+      // With a scale a NaN is all of its part.
+      for (const element_type element : {element_type::f32, element_type::f16, element_type::bf16,
+                                         element_type::f8_e4m3, element_type::i8}) {
+        CAPTURE(static_cast<int>(kind));
+        CAPTURE(static_cast<int>(element));
+        scene s(machine,
+                {.query_heads = 2, .kind = kind, .digest = element, .tokens = {12 * block_tokens}});
+        s.randomise(9);
+        s.keys().set(0, 0, 4, 0, 1, not_a_number);
+        s.keys().set(0, 0, 6, 3, 2, -not_a_number);
+        s.upload();
+        const auto choose = [&](std::int32_t budget) {
+          return s.select({.query_heads = 2,
+                           .budget_blocks = budget,
+                           .window_blocks = 0,
+                           .lambda = 0.0f,
+                           .max_rows = 1})[0];
+        };
+        CHECK((choose(9) == std::vector<std::int32_t>{1, 2, 3, 5, 7, 8, 9, 10, 11}));
+        CHECK((choose(10) == std::vector<std::int32_t>{1, 2, 3, 4, 5, 7, 8, 9, 10, 11}));
+        CHECK(choose(11).size() == 11);
+      }
     }
     scene s(machine, {.query_heads = 1, .tokens = {70 * block_tokens}});
     s.randomise(9);
@@ -450,6 +458,40 @@ TEST_CASE("fault 52: blocks with NaN keys, and blocks without a digest, rank las
                                   .max_rows = 1});
     first.resize(63);
     CHECK((fewer == lists{first}));
+  });
+}
+
+TEST_CASE("fault 52: a block that is NaN for one query of the group ranks last, under every rule") {
+  // Infinite keys in one channel: the best of blocks to a head that looks at it, NaN to one that does
+  // not. The heads are of one KV head, or of two.
+  using pulseinfer::consensus_rule;
+  each([](backend machine) {
+    for (const std::int32_t kv_heads : {1, 2}) {
+      for (const bool first : {true, false}) {
+        scene s(machine, {.query_heads = 2, .kv_heads = kv_heads, .tokens = {12 * block_tokens}});
+        s.randomise(3);
+        for (std::int32_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
+          s.keys().set(0, 0, 5, 1, kv_head * 4 + 2, std::numeric_limits<float>::infinity());
+        }
+        for (std::int32_t head = 0; head < 2; ++head) {
+          for (std::int32_t c = 0; c < 4; ++c) s.query(0, head, c) = 0.5f;
+          s.query(0, head, 2) = (head == 0) == first ? 0.0f : 1.0f;
+        }
+        s.upload();
+        for (const consensus_rule rule :
+             {consensus_rule::max_mean, consensus_rule::mean, consensus_rule::max}) {
+          CAPTURE(kv_heads);
+          CAPTURE(first);
+          CAPTURE(static_cast<int>(rule));
+          const lists chosen = s.select({.query_heads = 2,
+                                         .budget_blocks = 10,
+                                         .window_blocks = 0,
+                                         .max_rows = 1,
+                                         .rule = rule});
+          CHECK((chosen == lists{{1, 2, 3, 4, 6, 7, 8, 9, 10, 11}}));
+        }
+      }
+    }
   });
 }
 
@@ -553,6 +595,9 @@ TEST_CASE("consensus: what does not fit is refused") {
   CHECK_THROWS_AS(select(0, batch, several), std::invalid_argument);
   several.tokens = 0;
   CHECK_THROWS_AS(select(0, batch, several), std::invalid_argument);
+  pulseinfer::query_view untyped = s.queries();
+  untyped.element = static_cast<pulseinfer::element_type>(9);
+  CHECK_THROWS_AS(select(0, batch, untyped), std::invalid_argument);
   pulseinfer::batch_view changed = batch;
   const std::vector<std::int32_t> three = {0, 1, 0};
   changed.requests = three;

@@ -14,6 +14,7 @@
 
 #include "pulseinfer/detail/cpu_kernels.hpp"
 #include "pulseinfer/detail/random.hpp"
+#include "support/far_array.hpp"
 #include "support/lanes.hpp"
 
 namespace {
@@ -208,4 +209,86 @@ TEST_CASE("consensus rule: lists keep what has votes, whatever the size of the g
     CHECK((kept == std::vector<std::int32_t>{1,  4,  5,  -1, -1, -1, -1, -1, -1, -1, -1, -1,
                                              -1, -1, -1, -1, 1,  2,  4,  5,  7,  8,  10, -1}));
   }
+}
+
+TEST_CASE("fault 51: a list whose scores, keys and votes lie beyond 2^31 is joined and thinned") {
+  constexpr std::int64_t list = test::far_row;
+  constexpr std::int64_t far = test::far_row * test::far_stride;
+  constexpr std::int64_t tiles = test::far_stride / pulseinfer::tile_blocks;
+  constexpr std::int32_t blocks = 70;
+  test::far_array<float> most(far + 128, far), masses(far + 128, far);
+  test::far_array<std::uint64_t> keys(far + 128, far);
+  test::far_array<std::int32_t> votes(far + 128, far);
+  std::vector<std::int32_t> begin(list + 1, 0), end(list + 1, 0), counts(list + 1, 0);
+  end[list] = blocks;
+  counts[list] = 2;
+  votes.data()[far] = 3;
+  votes.data()[far + 1] = 69;
+  for (std::int32_t block = 0; block < 128; ++block) {
+    most.data()[far + block] = static_cast<float>(block * 37 % 71);
+  }
+  const auto score = [&](std::int32_t block) { return most.data()[far + block]; };
+  join_scores join{.most = most.data(),
+                   .total = nullptr,
+                   .factor = nullptr,
+                   .stride = test::far_stride,
+                   .pieces = 1,
+                   .share = 1.0f,
+                   .begin = begin.data(),
+                   .end = end.data(),
+                   .tiles = tiles,
+                   .rule = consensus_rule::max,
+                   .lambda = 0.0f,
+                   .votes = nullptr,
+                   .vote_counts = counts.data(),
+                   .votes_each = test::far_stride,
+                   .keys = keys.data(),
+                   .key_stride = test::far_stride,
+                   .masses = masses.data()};
+  const pulseinfer::column_keys own{.scores = most.data(),
+                                    .stride = test::far_stride,
+                                    .begin = begin.data(),
+                                    .end = end.data(),
+                                    .tiles = tiles,
+                                    .keys = keys.data(),
+                                    .key_stride = test::far_stride};
+  const auto check = [&](auto key_of) {
+    for (std::int32_t block = 0; block < blocks; ++block) {
+      CHECK(keys.data()[far + block] == key_of(block));
+      keys.data()[far + block] = 0;
+    }
+  };
+  const auto each_unit = [&](const auto& op) {
+    for (std::int64_t i = list * tiles; i < list * tiles + 2; ++i) {
+      for (std::int64_t unit = 0; unit < pulseinfer::tile_blocks; ++unit) op(i, unit);
+    }
+  };
+  const auto plain = [&](std::int32_t block) { return top_k_key(score(block), block); };
+  each_unit(join);
+  check(plain);
+  CHECK(masses.data()[far + 5] == score(5));
+  for (std::int64_t i = list * tiles; i < list * tiles + 2; ++i) join.whole_block(i);
+  check(plain);
+  each_unit(own);
+  check(plain);
+  join.votes = votes.data();
+  each_unit(join);
+  const std::uint64_t voted = keys.data()[far + 3];
+  CHECK(keys.data()[far + 4] == vote_key(0, score(4), 4));
+  CHECK(keys.data()[far + 69] == vote_key(1, score(69), 69));
+  CHECK(voted == vote_key(1, score(3), 3));
+
+  // Of blocks 3 to 5 one has votes.
+  votes.data()[far + 1] = 4;
+  votes.data()[far + 2] = 5;
+  counts[list] = 3;
+  const pulseinfer::keep_voted keep{.keys = keys.data(),
+                                    .key_stride = test::far_stride,
+                                    .ids = votes.data(),
+                                    .k = test::far_stride,
+                                    .counts = counts.data()};
+  keep(list, pulseinfer::detail::single_lane{});
+  CHECK(counts[list] == 1);
+  CHECK(votes.data()[far] == 3);
+  CHECK(votes.data()[far + 1] == -1);
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "pulseinfer/transfer.hpp"
+#include "support/engine_attempts.hpp"
 #include "support/offload_rig.hpp"
 #include "support/pull_rig.hpp"
 
@@ -295,37 +296,24 @@ TEST_CASE("fault 46: a step during which a runtime call fails is discarded, and 
 TEST_CASE(
     "fault 46: an engine for which a runtime call fails is not had, and nothing of it stays") {
   backend machine;
-  constexpr std::int64_t unit = rig::geometry.unit_bytes();
-  test::paged_pool<backend> pages(machine, rig::geometry, 8);
-  pulseinfer::block_store<backend> store(
-      machine, rig::geometry, {.capacity_bytes = 8 * unit, .max_sequences = 2, .max_blocks = 8});
-  auto stream = machine.make_stream(stream_priority::normal);
-  const sequence_id id = store.open_sequence().value();
-  const rig::targets units = {{0, 0, 3}, {0, 1, 4}};
+  test::engine_attempts<backend> attempts(machine);
   at_every_call(of_constructors, 20, [&](const victim& v, int n) {
     const auto free = machine.limits().device_bytes_free;
     injected failure(v, n);
     bool is_made = false;
     try {
-      pulseinfer::transfer_engine mover(machine, store, pages.pool(),
-                                        {.staging_bytes = 3 * unit,
-                                         .chunk_bytes = unit,
-                                         .transfers_in_flight = 2,
-                                         .max_units = 8});
-      is_made = true;
-      const bool struck = failure.stop();
-      CHECK_FALSE(struck);
-      mover.offload(0, {&id, 1}, units, stream)->sync();
-      auto t = mover.recall_units(0, {&id, 1}, units, stream).value();
-      t.sync();
-      CHECK(t.report().moved == 2);
+      attempts.make_one([&] {
+        is_made = true;
+        const bool struck = failure.stop();
+        CHECK_FALSE(struck);
+      });
     } catch (const std::exception& error) {
       CHECK(std::string(error.what()) != "");
     }
     const bool struck = failure.stop();
     CHECK(is_made != struck);
     CHECK(machine.limits().device_bytes_free == free);
-    CHECK(rig::at_rest(store.counts()));
+    CHECK(attempts.at_rest());
     CHECK(cudaPeekAtLastError() == cudaSuccess);
     return struck;
   });

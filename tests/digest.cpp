@@ -11,12 +11,14 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <vector>
 
 #include "pulseinfer/page_table.hpp"
 #include "pulseinfer/pool_shape.hpp"
+#include "support/allocations.hpp"
 #include "support/device_array.hpp"
 #include "support/keys.hpp"
 
@@ -372,6 +374,41 @@ TEST_CASE("digest: growth keeps what is digested, release gives the tiles to oth
     digests.release(0, s.stream);  // holds nothing: nothing happens
     CHECK(digests.free_tiles() == 1);
     machine.sync(s.stream);
+  });
+}
+
+TEST_CASE("digest: where there is no memory for its books, no tile is anybody's twice") {
+  if (!test::counts_allocations()) return;
+  each([](backend machine) {
+    scene s(machine, geometry, 2, 130);
+    s.keys.randomise(7);
+    s.keys.upload(s.stream);
+    machine.sync(s.stream);
+    int failed = 0;
+    for (std::uint64_t nth = 1; nth < 20; ++nth) {
+      CAPTURE(nth);
+      pulseinfer::digest_store<backend> digests(machine, geometry,
+                                                {.max_requests = 2, .max_blocks = 128});
+      test::fail_allocation(nth);
+      bool has_failed = false;
+      try {
+        const bool is_reserved = digests.reserve(0, 65, s.stream);
+        CHECK(is_reserved);
+      } catch (const std::bad_alloc&) {
+        has_failed = true;
+      }
+      const bool is_over = test::will_fail();
+      test::fail_allocation(0);
+      if (has_failed && digests.free_tiles() == 4) {
+        ++failed;
+        REQUIRE(digests.reserve(1, 65, s.stream));
+        digests.build(0, 1, 0, 65, s.keys.pool(), s.keys.device_table(), s.stream);
+        CHECK(read(machine, digests, 0, 0, 1, s.stream)[0][0] == nothing_there);
+      }
+      machine.sync(s.stream);
+      if (is_over) break;
+    }
+    CHECK(failed >= 1);
   });
 }
 

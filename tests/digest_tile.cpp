@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "support/far_array.hpp"
+
 namespace {
 
 using pulseinfer::digest_bytes_per_token;
@@ -122,4 +124,25 @@ TEST_CASE("digest tile: what makes no form is refused") {
   refused([](digest_form& f) { f.kv_heads = 0; });
   refused([](digest_form& f) { f.head_dim = 0; });
   refused([](digest_form& f) { f.head_dim = pulseinfer::max_extent + 1; });
+}
+
+TEST_CASE("fault 51: tiles, and entries of their table, beyond 2^31 are found") {
+  constexpr digest_form form = llama(digest_kind::min_max, element_type::f32);
+  constexpr std::int32_t tile = 5'000;
+  constexpr std::int64_t begin = tile * form.tile_bytes();
+  static_assert(begin > std::int64_t{1} << 31);
+  test::far_array<std::byte> tiles(begin + form.tile_bytes(), begin);
+  constexpr std::int64_t entry = test::far_row * test::far_stride;
+  test::far_array<std::int32_t> table(entry + 2, entry);
+  table.data()[entry + 1] = tile;
+  const pulseinfer::digest_view view{.form = form,
+                                     .tiles = tiles.data(),
+                                     .tile_of = table.data(),
+                                     .tiles_per_request = test::far_stride};
+  std::byte* const found = view.tile(test::far_row, pulseinfer::tile_blocks + 3);
+  CHECK(found == tiles.data() + begin);
+  // The last element of it.
+  const std::byte* const last = view.element_at(found, 1, 7, 127, 63);
+  CHECK(last + 4 == tiles.data() + begin + form.tile_bytes());
+  CHECK(view.value(found, 1, 7, 127, 63) == 0.0f);
 }

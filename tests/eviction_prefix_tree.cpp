@@ -138,15 +138,18 @@ TEST_CASE("prefix_tree_lru: while all leaves are refused nothing goes") {
   CHECK(policy.victim(not_the_tail) == 2);
 }
 
-TEST_CASE("fault 4: transfers of a chain that end in reverse leave its tail the next victim") {
-  prefix_tree_lru policy(8);
-  policy.insert(7, {});
-  for (const std::int32_t group : {3, 2, 1, 0}) policy.insert(group, {.parent = group - 1});
-  policy.touch(7);
-  CHECK(order_of(policy) == std::vector<std::int32_t>{3, 2, 1, 0, 7});
-  for (const std::int32_t group : {3, 2, 1, 0}) policy.touch(group);  // used in reverse as well
-  policy.evict(7);
-  CHECK(order_of(policy) == std::vector<std::int32_t>{3, 2, 1, 0});
+TEST_CASE("fault 4: transfers of a chain that end in any order leave its tail the next victim") {
+  std::vector<std::int32_t> ends = {0, 1, 2, 3};
+  do {
+    prefix_tree_lru policy(8);
+    policy.insert(7, {});
+    for (const std::int32_t group : ends) policy.insert(group, {.parent = group - 1});
+    policy.touch(7);
+    CHECK(order_of(policy) == std::vector<std::int32_t>{3, 2, 1, 0, 7});
+    for (const std::int32_t group : ends) policy.touch(group);  // used in that order as well
+    policy.evict(7);
+    CHECK(order_of(policy) == std::vector<std::int32_t>{3, 2, 1, 0});
+  } while (std::next_permutation(ends.begin(), ends.end()));
 }
 
 TEST_CASE("prefix_tree_lru: random trees, and never a block before its children") {

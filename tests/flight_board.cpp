@@ -64,6 +64,19 @@ TEST_CASE("flight_board: without flights nothing is waited for, and sizes are ch
     CHECK_THROWS_AS(board(machine, 0), std::invalid_argument);
     CHECK(flights.find(flight_id::none) == nullptr);
     CHECK(flights.find(static_cast<flight_id>(3)) == nullptr);
+    for (const flight_id nobody : {flight_id::none, static_cast<flight_id>(0),
+                                   static_cast<flight_id>(3), static_cast<flight_id>(-7)}) {
+      CHECK(flights.poll(nobody) == flight_state::failed);
+      flights.retire(nobody);
+    }
+    auto stream = machine.make_stream(stream_priority::normal);
+    const flight_id twice = flights.add(stream).value();
+    flights.retire(twice);
+    flights.retire(twice);  // or two flights had its number
+    CHECK(flights.size() == 0);
+    for (int i = 0; i < 3; ++i) CHECK(flights.add(stream));
+    CHECK_FALSE(flights.add(stream));
+    machine.sync(stream);
   });
 }
 
@@ -128,7 +141,7 @@ TEST_CASE("flight_board: with landing::complete a recall lands when its pages ma
   });
 }
 
-TEST_CASE("flight_board: what ranks agree on has ended everywhere, and failed if anywhere") {
+TEST_CASE("fault 65: what ranks agree on has ended everywhere, and failed if anywhere") {
   using enum flight_state;
   const std::vector<flight_state> all{under_way, landed, failed};
   for (const flight_state a : all) {

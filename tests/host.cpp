@@ -2,6 +2,8 @@
 /// @file
 /// The host backend beyond the concept: paced links, and many threads at once.
 #include <sched.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <doctest/doctest.h>
 
@@ -10,10 +12,13 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <fstream>
 #include <limits>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -24,8 +29,10 @@
 #include "pulseinfer/backend/host.hpp"
 #include "pulseinfer/detail/cpu_affinity.hpp"
 #include "pulseinfer/detail/random.hpp"
+#include "support/allocations.hpp"
 #include "support/device_array.hpp"
 #include "support/host_function.hpp"
+#include "support/sanitizers.hpp"
 
 namespace {
 
@@ -216,6 +223,66 @@ TEST_CASE("host: no task is lost between a worker's looking for one and its slee
       CHECK(ran.load() == handed_over);
     }
   }
+}
+
+TEST_CASE("host: an event whose record finds no memory is what it was") {
+  if (!test::counts_allocations()) return;
+  host_backend backend{{.workers = 1, .link = {}}};
+  std::atomic<bool> may_go = false;
+  std::atomic<int> begun = 0;
+  struct wait_for {
+    std::atomic<bool>* may_go;
+    std::atomic<int>* begun;
+    void operator()(std::int64_t, std::int64_t) const {
+      ++*begun;
+      while (!may_go->load()) std::this_thread::yield();
+    }
+  };
+  auto stream = backend.make_stream(stream_priority::normal);
+  {
+    auto event = backend.make_event();
+    backend.for_each({1, 1}, {}, 0, wait_for{&may_go, &begun}, stream);
+    while (begun.load() == 0) std::this_thread::yield();
+    int recorded = 0;
+    for (bool is_full = false; !is_full && recorded < 1000; ++recorded) {
+      test::fail_allocation(1);
+      try {
+        backend.for_each({1, 1}, {}, 0, wait_for{&may_go, &begun}, stream);
+      } catch (const std::bad_alloc&) {
+        is_full = true;
+      }
+    }
+    CHECK(recorded < 1000);
+    test::fail_allocation(1);
+    CHECK_THROWS_AS(backend.record(event, stream), std::bad_alloc);
+    CHECK(backend.poll(event) == pulseinfer::event_state::done);
+    test::fail_allocation(0);
+    may_go = true;
+  }  // an event that waited for its record would not end
+  backend.sync(stream);
+}
+
+TEST_CASE("host: where the system has no more threads the backend says so, and leaves none") {
+  if (test::is_sanitized) return;  // they have address space of their own
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
+  std::size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  rlimit narrow = before;  // room for some stacks
+  narrow.rlim_cur =
+      pages * static_cast<std::size_t>(sysconf(_SC_PAGESIZE)) + (std::size_t{100} << 20);
+  REQUIRE(setrlimit(RLIMIT_AS, &narrow) == 0);
+  bool has_thrown = false;
+  try {
+    const host_backend backend{{.workers = 1024, .link = {}}};
+  } catch (const std::system_error&) {
+    has_thrown = true;
+  } catch (const std::bad_alloc&) {  // what a thread takes beside its stack
+    has_thrown = true;
+  }
+  REQUIRE(setrlimit(RLIMIT_AS, &before) == 0);
+  CHECK(has_thrown);
+  const host_backend backend{{.workers = 4, .link = {}}};
 }
 
 TEST_CASE("host: ready tasks start in the order handed over, with one worker") {

@@ -66,6 +66,8 @@ TEST_CASE("hot buffer types: layers have sizes of their own, and half-lives are 
 TEST_CASE("hot buffer types: a step is open while its record is its own") {
   CHECK_FALSE(resolved_step{}.is_open());
   CHECK_FALSE(resolved_step{}.is_held());
+  CHECK(resolved_step{}.misses(0).empty());
+  CHECK(resolved_step{}.misses(-1).empty());
   pulseinfer::detail::step_record record;
   record.generation = 4;
   resolved_step step;

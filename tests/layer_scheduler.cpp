@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "pulseinfer/flight_board.hpp"
 #include "support/allocations.hpp"
 #include "support/fake_flights.hpp"
 
@@ -19,6 +20,7 @@ namespace {
 
 using pulseinfer::batch_id;
 using pulseinfer::flight_id;
+using pulseinfer::flight_state;
 using pulseinfer::layer_scheduler;
 using pulseinfer::layer_state;
 using pulseinfer::leave_outcome;
@@ -519,6 +521,81 @@ TEST_CASE("fault 62: interrupted at each layer with a store in flight, a request
   }
 }
 
+TEST_CASE("fault 62: put aside before it runs, with a store in flight, a request resumes") {
+  for (const bool preempts : {false, true}) {
+    for (const bool lands_before : {false, true}) {
+      desk d({.max_requests = 2, .layers = 3, .max_groups = 1, .max_flights = 8, .pages = 4});
+      const request_id id = d.scheduler.add({.pages = 4}).value();
+      for (std::int32_t layer = 0; layer < 3; ++layer) {
+        // Of what the layer before wrote. Nobody waits for it.
+        const flight_id store = d.flights.add();
+        d.scheduler.hold({&id, 1}, store);
+        (void)d.select(0);
+        CHECK(d.scheduler.state_of(id) == layer_state::ready);
+        if (lands_before) {
+          d.flights.land(store);
+          (void)d.expect(schedule_action::run);  // it looks at the flight
+          d.scheduler.withdraw(d.last.batch);
+        }
+        const bool later = preempts && !lands_before;
+        CHECK((preempts ? d.scheduler.preempt(id) : d.scheduler.interrupt(id)) ==
+              (later ? leave_outcome::later : leave_outcome::at_once));
+        CHECK(d.scheduler.state_of(id) == layer_state::parked);
+        CHECK(d.scheduler.free_pages() == (preempts && lands_before ? 4 : 0));
+        d.scheduler.resume(id);
+        if (later) {
+          CHECK(d.next().action == schedule_action::wait);
+          CHECK(d.scheduler.free_pages() == 0);
+          d.flights.land(store);
+          CHECK(d.expect(schedule_action::release) == std::vector{id});
+        }
+        if (preempts) (void)d.select(0);
+        CHECK(d.scheduler.pages_of(id) == 4);
+        CHECK(d.run() == std::vector{id});
+        CHECK(d.last.layer == layer);
+        if (!preempts && !lands_before) d.flights.land(store);
+      }
+      (void)d.next();
+      CHECK(d.scheduler.state_of(id) == layer_state::done);
+      CHECK(d.flights.under_way() == 0);
+    }
+  }
+}
+
+TEST_CASE("fault 62: a flight of before is not taken for the one that is waited for") {
+  // Of an earlier try, or of a layer that went without it, four layers ago.
+  for (const bool falls_back : {false, true}) {
+    for (const bool fails : {false, true}) {
+      desk d({.max_requests = 1, .layers = 6, .max_groups = 1, .max_flights = 8});
+      const request_id id = d.scheduler.add().value();
+      (void)d.expect(schedule_action::select);
+      (void)d.scheduler.selected(id, {.bytes = 1});
+      const flight_id before = d.recall({id}, {.deadline_ns = 2000});
+      d.now = 2000;
+      CHECK(d.expect(schedule_action::late) == std::vector{id});
+      flight_id waited_for = before;
+      if (falls_back) {
+        d.scheduler.fall_back(id);
+        (void)d.run();
+        for (std::int32_t layer = 1; layer < 4; ++layer) {
+          (void)d.select(0);
+          (void)d.run();
+        }
+        waited_for = d.select(1).value();
+        CHECK(d.last.layer == 4);
+      } else {
+        waited_for = d.recall({id});
+      }
+      fails ? d.flights.fail(before) : d.flights.land(before);
+      CHECK(d.next().action == schedule_action::wait);
+      CHECK(d.scheduler.state_of(id) == layer_state::recalling);
+      d.flights.land(waited_for);
+      CHECK(d.run() == std::vector{id});
+      CHECK(d.flights.under_way() == 0);
+    }
+  }
+}
+
 TEST_CASE("layer_scheduler: a preempted request selects and recalls anew") {
   desk d({.max_requests = 2, .layers = 2, .max_groups = 1, .max_flights = 8, .pages = 4});
   const request_id id = d.scheduler.add({.pages = 3}).value();
@@ -652,6 +729,7 @@ TEST_CASE("fault 60: of 7 pages A needs 4, then 1, and B 3, then 1: both complet
     // Either both say what they need in all, or each finds out at its second layer.
     const request_id a = d.scheduler.add({.pages = at_once ? 5 : 4}).value();
     const request_id b = d.scheduler.add({.pages = at_once ? 4 : 3}).value();
+    CHECK(d.scheduler.pages_of(b) == (at_once ? 0 : 3));  // all or none
     bool has_run[2] = {};
     for (int turns = 0; turns < 40; ++turns) {
       for (const request_id id : {a, b}) {
@@ -681,6 +759,45 @@ TEST_CASE("fault 60: of 7 pages A needs 4, then 1, and B 3, then 1: both complet
     CHECK(d.scheduler.free_pages() == 7);
     CHECK(d.scheduler.statistics().preemptions == (at_once ? 0 : 1));
   }
+}
+
+TEST_CASE("fault 60: what comes back for the oldest is nobody else's before it has all of it") {
+  desk d({.max_requests = 3,
+          .layers = 1,
+          .max_groups = 1,
+          .max_flights = 8,
+          .max_wait_batches = 2,
+          .pages = 4});
+  const request_id oldest = d.scheduler.add().value();
+  const request_id young[2] = {d.scheduler.add({.pages = 2}).value(),
+                               d.scheduler.add({.pages = 2}).value()};
+  const flight_id store = d.flights.add();
+  d.scheduler.hold({&young[0], 1}, store);
+  for (const request_id id : d.expect(schedule_action::select)) {
+    (void)d.scheduler.selected(id, {.pages = id == oldest ? 4 : 2});
+  }
+  // The younger ones go on with the pages that the oldest lacks, but not for ever.
+  while (d.scheduler.statistics().preemptions == 0 && d.scheduler.statistics().batches < 20) {
+    const schedule_decision next = d.next();
+    const std::vector<request_id> ids(next.requests.begin(), next.requests.end());
+    if (next.action == schedule_action::run) d.scheduler.completed(next.batch);
+    for (const request_id id : ids) {
+      if (next.action == schedule_action::run) d.scheduler.restart(id);
+      if (next.action == schedule_action::select) (void)d.scheduler.selected(id, {.pages = 2});
+    }
+  }
+  CHECK(d.scheduler.statistics().batches <= 3);
+  // Those of one are back, those of the other one are still read by its store.
+  for (int turn = 0; turn < 5; ++turn) {
+    CHECK(d.next().action == schedule_action::wait);
+    CHECK(d.scheduler.free_pages() == 2);
+    CHECK(d.scheduler.pages_of(young[1]) == 0);
+  }
+  d.flights.land(store);
+  CHECK(d.expect(schedule_action::release) == std::vector{young[0]});
+  CHECK(d.run() == std::vector{oldest});
+  CHECK(d.scheduler.pages_of(oldest) == 4);
+  CHECK(d.scheduler.statistics().preemptions == 2);
 }
 
 TEST_CASE("layer_scheduler: a younger request passes one that lacks pages, but not for ever") {
@@ -789,6 +906,54 @@ TEST_CASE("layer_scheduler: nothing that is ready waits for more batches than al
   CHECK(longest <= most + 16);
 }
 
+TEST_CASE("layer_scheduler: who is ready runs, though others are complete all the time") {
+  constexpr std::int32_t most = 5;
+  desk d({.max_requests = 4,
+          .layers = 3,
+          .max_groups = 2,
+          .max_flights = 16,
+          .max_wait_batches = most,
+          .work = {.weight_bytes = 1, .request_bytes = 3350e6, .recall_bytes = 56e6}});
+  for (int i = 0; i < 4; ++i) (void)d.scheduler.add();
+  d.flights.land(d.select(56e6).value());
+  const auto first = d.expect(schedule_action::run);
+  REQUIRE(first.size() == 2);
+  const batch_id batch = d.last.batch;
+  const auto others = d.run();
+  REQUIRE(others.size() == 2);
+  d.scheduler.completed(batch);
+  // Of the first two one is ready at their next layer, and the other one's blocks never come.
+  std::int64_t batches = -1;
+  for (int turn = 0; turn < 100 && batches < 0; ++turn) {
+    const schedule_decision next = d.next();
+    const std::vector<request_id> ids(next.requests.begin(), next.requests.end());
+    for (const request_id id : ids) {
+      if (next.action == schedule_action::select &&
+          d.scheduler.selected(id, {.bytes = id == first[0] ? 0 : 56e6}) ==
+              selected_outcome::recall_now) {
+        const flight_id recall = d.recall({id}, {.bytes = 56e6});
+        if (id != first[1]) d.flights.land(recall);
+      }
+      if (next.action == schedule_action::run && id == first[0]) {
+        batches = d.scheduler.statistics().batches;
+      }
+    }
+    if (next.action == schedule_action::run) d.scheduler.completed(next.batch);
+    for (const request_id id : others) {
+      if (d.scheduler.state_of(id) == layer_state::done) d.scheduler.restart(id);
+    }
+  }
+  CHECK(batches > 2 + 1);
+  CHECK(batches <= 2 + most + 1);
+}
+
+/// What a rank has under way: when each flight ends by its own link, and whether it fails there.
+struct own_flight {
+  std::uint64_t ends;
+  bool fails;
+  flight_id flight;
+};
+
 TEST_CASE("fault 65: ranks that see recalls end at different times decide alike") {
   constexpr scheduler_options o{
       .max_requests = 8,
@@ -799,24 +964,41 @@ TEST_CASE("fault 65: ranks that see recalls end at different times decide alike"
   for (desk& d : ranks) {
     for (int i = 0; i < 8; ++i) (void)d.scheduler.add();
   }
-  std::vector<std::tuple<std::uint64_t, flight_id>> under_way[2];
+  std::vector<own_flight> under_way[2];
+  int failures = 0, apart = 0;
   for (int turn = 0; turn < 2000; ++turn) {
-    std::vector<std::tuple<schedule_action, std::int32_t, std::vector<std::int32_t>>> decided;
+    std::vector<flight_state> seen[2];
     for (int r = 0; r < 2; ++r) {
       desk& d = ranks[r];
       d.now = 1000 + static_cast<std::uint64_t>(turn) * 20'000;
       for (std::int32_t i = 0; i < 8; ++i) {
         if (d.scheduler.state_of({i, 1}) == layer_state::done) d.scheduler.restart({i, 1});
       }
-      // Each rank's link is another; what has ended is what has ended on both.
-      for (std::size_t k = 0; k < under_way[r].size(); ++k) {
-        const auto [lands, flight] = under_way[r][k];
-        const auto other = under_way[1 - r].size() > k ? std::get<0>(under_way[1 - r][k]) : 0;
-        if (d.flights.is_under_way(flight) && std::max(lands, other) <= d.now) {
-          d.flights.land(flight);
-        }
+      std::erase_if(under_way[r], [&d](const own_flight& f) {
+        if (f.ends > d.now) return false;
+        f.fails ? d.flights.fail(f.flight) : d.flights.land(f.flight);
+        return true;
+      });
+      for (std::int32_t i = 0; i < o.max_flights; ++i) {
+        const auto flight = static_cast<flight_id>(i);
+        seen[r].push_back(d.flights.is_under_way(flight) ? d.flights.poll(flight)
+                                                         : flight_state::under_way);
       }
-      const schedule_decision next = d.next();
+    }
+    apart += seen[0] != seen[1] ? 1 : 0;
+    // Each rank joins what the other one says into what it has seen itself.
+    std::vector<flight_state> agreed[2] = {seen[0], seen[1]};
+    pulseinfer::agree_on(agreed[0], seen[1]);
+    pulseinfer::agree_on(agreed[1], seen[0]);
+    std::vector<std::tuple<schedule_action, std::int32_t, std::vector<std::int32_t>>> decided;
+    for (int r = 0; r < 2; ++r) {
+      desk& d = ranks[r];
+      for (std::size_t i = 0; i < agreed[r].size(); ++i) {
+        // What has not ended here has not ended.
+        if (agreed[r][i] != flight_state::under_way) CHECK(seen[r][i] != flight_state::under_way);
+      }
+      pulseinfer::agreed_flights view(d.flights, agreed[r]);
+      const schedule_decision next = d.scheduler.next(d.now, view);
       std::vector<std::int32_t> who;
       std::vector<request_id> recalling;
       for (const request_id id : next.requests) who.push_back(id.index);
@@ -828,21 +1010,26 @@ TEST_CASE("fault 65: ranks that see recalls end at different times decide alike"
           }
         }
         if (!recalling.empty()) {
-          const flight_id flight = d.recall(recalling, {.bytes = 1e6});
-          under_way[r].emplace_back(d.now + static_cast<std::uint64_t>(30'000 + 50'000 * r),
-                                    flight);
+          const bool fails = r == 1 && turn % 7 == 0;
+          failures += fails ? 1 : 0;
+          const std::uint64_t deadline = turn % 3 == 0 ? d.now + 110'000 : d.now + 1'000'000;
+          under_way[r].push_back({d.now + static_cast<std::uint64_t>(30'000 + 50'000 * r), fails,
+                                  d.recall(recalling, {.bytes = 1e6, .deadline_ns = deadline})});
         }
+      }
+      if (next.action == schedule_action::late) {
+        for (const std::int32_t i : who) d.scheduler.fall_back({i, 1});
       }
       if (next.action == schedule_action::run) d.scheduler.completed(next.batch);
       decided.emplace_back(next.action, next.layer, who);
     }
     REQUIRE(decided[0] == decided[1]);
-    // Numbers of flights are used again: forget those that have ended.
-    for (int r = 0; r < 2; ++r) {
-      if (ranks[r].flights.under_way() == 0) under_way[r].clear();
-    }
   }
   CHECK(ranks[0].scheduler.statistics().batches > 100);
+  // A flight that failed on one rank was late on both.
+  CHECK(failures > 10);
+  CHECK(apart > 100);
+  CHECK(ranks[0].scheduler.statistics().late > failures);
 }
 
 TEST_CASE("layer_scheduler: a step allocates nothing") {

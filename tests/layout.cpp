@@ -94,6 +94,20 @@ TEST_CASE("fault 51: offsets of far pages do not wrap at 32 bits") {
   const block_layout narrow = test::plain_layout(262'145, 16'384, 16'384);
   CHECK(narrow.page_offset(262'144) == 4'294'967'296);
   CHECK(narrow.plane_bytes() == 4'294'983'680);
+  // Head groups within a page, and a page within a head group.
+  const block_layout groups = checked(
+      {.pages = 2 * 4'000,
+       .head_groups = 2,
+       .planes = 1,
+       .plane = {{.page_stride = 1'039'680, .group_stride = 519'840, .strip_bytes = 519'840}}});
+  CHECK(groups.page_offset(2 * 2'066) == 2'147'978'880);
+  CHECK(groups.page_offset(2 * 2'066 + 1) == 2'147'978'880 + 519'840);
+  const block_layout outside = checked(
+      {.pages = 2'067 * 16,
+       .head_groups = 2'067,
+       .planes = 1,
+       .plane = {{.page_stride = 64'980, .group_stride = 1'039'680, .strip_bytes = 64'980}}});
+  CHECK(outside.page_offset(3 * 2'067 + 2'066) == 2'147'978'880 + 3 * 64'980);
   const block_layout many = test::plain_layout(1 << 30, 1 << 30, 1 << 30);
   CHECK(many.offset((1 << 30) - 1, 0, 0) == (std::int64_t{1} << 60) - (1 << 30));
 }

@@ -52,7 +52,7 @@ TEST_CASE("link_snapshot: merging is commutative, associative and idempotent") {
   }
 }
 
-TEST_CASE("link_snapshot: of ranks in any order the same comes out, the worst in each field") {
+TEST_CASE("fault 65: of ranks in any order the same comes out, the worst in each field") {
   random_source draw(2);
   for (std::size_t ranks = 1; ranks <= 8; ++ranks) {
     std::vector<link_snapshot> local;

@@ -123,6 +123,11 @@ TEST_CASE("page_region: sizes that no address space holds are refused") {
   CHECK(system.plan->mapped == 0);
 }
 
+TEST_CASE("page_region: pages of no kind are refused") {
+  CHECK_THROWS_WITH_AS(page_region<>(1, {.pages = static_cast<page_kind>(4)}),
+                       "page_region: pages is 4, expected one of page_kind", std::invalid_argument);
+}
+
 TEST_CASE("fault 92: where there are no huge pages, others are taken, and it is said") {
   for (const page_kind kind : {page_kind::huge_2m, page_kind::huge_1g}) {
     injected_system system;

@@ -122,6 +122,9 @@ TEST_CASE("page table: SGLang's token slots") {
     CHECK(pairs.page(0, outside) == -1);
   }
   CHECK(pulseinfer::slot_table{}.page(0, 0) == -1);
+  for (const std::int32_t nothing : {0, -2}) {
+    CHECK(pulseinfer::slot_table{&slots[0][0], 2, 6, nothing}.page(0, 0) == -1);
+  }
 }
 
 TEST_CASE("page table: rows over head groups") {
@@ -134,4 +137,7 @@ TEST_CASE("page table: rows over head groups") {
   CHECK(table.page(7, 0) == 7 * 4 + 3);
   CHECK(table.page(8, 0) == -1);
   CHECK(table.page(-1, 0) == -1);
+  for (const std::int32_t nothing : {0, -2}) {
+    CHECK(pulseinfer::grouped_table<block_table>{heads, nothing}.page(0, 0) == -1);
+  }
 }

@@ -21,6 +21,7 @@
 #include <limits>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -191,6 +192,15 @@ TEST_CASE("pinned memory: no bytes are no memory") {
   CHECK(r.notes->entered.empty());
 }
 
+TEST_CASE("pinned memory: what is none of its choices is refused") {
+  rig r(test::make_backend());
+  CHECK_THROWS_AS((void)r.make(1, {.source = static_cast<pulseinfer::pinned_source>(2)}),
+                  std::invalid_argument);
+  CHECK_THROWS_AS((void)r.make(1, {.locking = static_cast<pulseinfer::page_locking>(3)}),
+                  std::invalid_argument);
+  CHECK(r.notes->entered.empty());
+}
+
 TEST_CASE("pinned memory: a move takes the memory along") {
   rig r(test::make_backend());
   {
@@ -274,6 +284,15 @@ TEST_CASE("fault 25: chunks end on units and on pages") {
     }
     CHECK(next == memory.data() + bytes);
     CHECK(r.notes->entered.size() >= 3);
+    // Where what is allowed ends on neither, less is taken, and no less than has to be.
+    for (const std::size_t more : {std::size_t{1}, unit, page - 1, page, page + unit, 5 * page}) {
+      const std::size_t most = options.max_chunk_bytes + more;
+      const std::size_t chunk = pulseinfer::detail::plan_chunk(4 * most, unit, page, most);
+      CHECK(chunk % unit == 0);
+      CHECK(chunk % page == 0);
+      CHECK(chunk <= most);
+      CHECK(most - chunk < std::lcm(unit, page));
+    }
   }
   rig r(test::make_backend());
   CHECK(what_of<std::invalid_argument>([&] {

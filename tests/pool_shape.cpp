@@ -172,4 +172,7 @@ TEST_CASE("pool shape: choices that exclude each other, and counts out of range,
   refuse(latent, 4, {.arrangement = kv_arrangement::one_tensor}, "a single plane");
   refuse(latent, 4, {.values = value_order::transposed_page}, "transposed values need");
   refuse(kv_geometry{}, 4, {}, "layers is 0");
+  refuse(small, 4, {.order = static_cast<page_order>(2)}, "order is 2, expected 0 to 1");
+  refuse(small, 4, {.arrangement = static_cast<kv_arrangement>(3)}, "arrangement is 3");
+  refuse(small, 4, {.values = static_cast<value_order>(3)}, "values is 3");
 }

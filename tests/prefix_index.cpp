@@ -489,6 +489,25 @@ TEST_CASE("prefix_index: readers beside a writer see what is there, and nothing 
   CHECK(hits.load() > 0);
 }
 
+TEST_CASE("prefix_index: a hit in a bucket that was written meanwhile is in doubt") {
+  using pulseinfer::detail::prefix_bucket;
+  prefix_bucket bucket;
+  for (std::size_t i = 0; i < 2; ++i) {
+    bucket.entries[i].low = bucket.entries[i].high = i + 1;
+    bucket.words[i][0] = prefix_bucket::word_of(static_cast<std::int32_t>(i), true);
+  }
+  bucket.version = 7;
+  for (const std::uint64_t half : {1, 2}) {
+    for (const std::uint32_t version : {6, 7, 8}) {
+      const auto found = bucket.find(version, {half, half});
+      CHECK(prefix_bucket::group_of(found.words[0]) == static_cast<std::int32_t>(half) - 1);
+      CHECK(found.is_stale == (version != 7));
+      CHECK(bucket.likely(version, {half, half}).is_stale == (version != 7));
+    }
+  }
+  CHECK(bucket.find(7, {1, 2}).words[0] == prefix_bucket::nobody);
+}
+
 TEST_CASE("prefix_index: a reader never sees halves of two entries as one") {
   // Two keys take turns in one entry, as fast as they can. Both mixtures of them are looked for.
   const block_key first{1, 1};

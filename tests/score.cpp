@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "pulseinfer/detail/random.hpp"
+#include "support/far_array.hpp"
 
 namespace {
 
@@ -292,4 +293,60 @@ TEST_CASE("score: queries of every element are arranged, columns filled up with 
   static_assert(query_columns{1, 1, 1, 1}.padded() == 1);
   static_assert(query_columns{1, 1, 8, 1}.padded() == 8);
   static_assert(query_columns{1, 1, 3, 3}.padded() == 16);
+}
+
+TEST_CASE("fault 51: queries and scores beyond 2^31 are found") {
+  // One head of one channel, so that a row of the last one lies far behind the first.
+  constexpr std::int64_t row = test::far_row;
+  constexpr std::int64_t far = test::far_row * test::far_stride;
+  const digest_form form{
+      .kind = digest_kind::mean, .element = element_type::f32, .kv_heads = 1, .head_dim = 1};
+  std::vector<std::byte> tile(static_cast<std::size_t>(form.tile_bytes()));
+  std::vector<std::int32_t> table{0}, requests(row + 1, 0), full(row + 1, 0);
+  full[row] = 9;
+  std::vector<float> arranged(static_cast<std::size_t>(2 * (row + 1)));
+  const pulseinfer::digest_view view{
+      .form = form, .tiles = tile.data(), .tile_of = table.data(), .tiles_per_request = 1};
+  for (std::int64_t unit = 0; unit < 9; ++unit) {
+    pulseinfer::store_element(view.element_at(tile.data(), 0, 0, 0, unit), form.element,
+                              static_cast<float>(unit));
+  }
+  arranged[static_cast<std::size_t>(2 * row)] = 3.0f;
+  test::far_array<float> most(far + tile_blocks, far);
+  const pulseinfer::score_blocks score{.digest = view,
+                                       .shape = {1, 1, 1, 1},
+                                       .queries = arranged.data(),
+                                       .requests = requests.data(),
+                                       .full = full.data(),
+                                       .tiles = 1,
+                                       .piece = 1,
+                                       .scale = 1.0f,
+                                       .most = most.data(),
+                                       .total = nullptr,
+                                       .stride = test::far_stride};
+  score(row, 2);
+  CHECK(most.data()[far + 4] == 12.0f);
+  CHECK(most.data()[far + 5] == 15.0f);
+  score.whole_block(row);
+  CHECK(most.data()[far + 8] == 24.0f);
+
+  // Rows of 64 heads of 128 channels.
+  constexpr query_columns many{.kv_heads = 8, .head_dim = 128, .heads = 8, .tokens = 1};
+  constexpr std::int64_t last = (std::int64_t{1} << 31) / (64 * 128) + 1;
+  constexpr std::int64_t from = last * 64 * 128;
+  constexpr std::int64_t to = last * 8 * many.size();
+  test::far_array<float> queries(from + 64 * 128, from), out(to + 8 * many.size(), to);
+  queries.data()[from + 9 * 128 + 5] = 7.0f;  // channel 5 of head 9, the second of KV head 1
+  const pulseinfer::arrange_queries arrange{
+      .queries = {queries.data(), element_type::f32, 1}, .shape = many, .arranged = out.data()};
+  const std::int64_t column = (last * 8 + 1) * many.padded() + 1;
+  const std::int64_t at = to + many.size() + 5 * many.padded() + 1;
+  arrange(column, 5);
+  CHECK(out.data()[at] == 7.0f);
+  out.data()[at] = 0.0f;
+  arrange.whole_block(column);
+  CHECK(out.data()[at] == 7.0f);
+  const pulseinfer::measure_queries measure{many, out.data()};
+  measure(last * 8 + 1, 1);
+  CHECK(out.data()[to + many.size() + 128 * many.padded() + 1] == 7.0f);
 }

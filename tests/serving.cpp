@@ -198,6 +198,57 @@ TEST_CASE("serving: where all fits the adaptive policy leaves all of it in HBM")
   CHECK(s.end_ns == none.end_ns);
 }
 
+TEST_CASE("serving: next turns are stored but for what is new") {
+  workload w;
+  w.requests = 200;
+  const auto all = simulate::next_turns(w);
+  CHECK(all == simulate::next_turns(w));
+  for (const arrival& a : all) {
+    REQUIRE(a.prompt_tokens >= w.least_turn);
+    REQUIRE(a.prompt_tokens <= w.most_turn);
+    REQUIRE(a.prompt_tokens - a.stored_tokens >= w.least_new);
+    REQUIRE(a.prompt_tokens - a.stored_tokens <= w.most_new);
+  }
+}
+
+TEST_CASE("serving: what is stored is loaded, and not stored again; or recomputed") {
+  auto all = few(200);
+  for (std::size_t i = 0; i < all.size(); i += 2) all[i].stored_tokens = 1600 + 7;
+  const double loads = 6 * 100 * 65536.0 * 4;  // whole blocks, of four layers
+  const auto check = [&](const served& s) {
+    CHECK(s.requests == 12);
+    CHECK(s.tokens == tokens_of(all));
+    CHECK(s.hbm_bytes <= 4e8);
+    CHECK(s.admitted_whole + s.admitted_placed + s.recomputed == 12);
+  };
+  const served kept = run(pulseinfer::static_ratio_admission(4, 0), all);
+  check(kept);
+  CHECK(kept.admitted_whole == 12);
+  CHECK(kept.loaded_bytes == loads);
+  CHECK(kept.stored_bytes == 0);
+  CHECK(kept.recalled_bytes == 0);  // a load is no recall
+
+  const served away = run(pulseinfer::static_ratio_admission(4, 1), all);
+  check(away);
+  CHECK(away.admitted_placed == 12);
+  CHECK(away.loaded_bytes == loads);
+  CHECK(away.stored_bytes + loads ==
+        doctest::Approx(run(pulseinfer::static_ratio_admission(4, 1), few(200)).stored_bytes)
+            .epsilon(0.02));
+
+  // On a device that computes a prefill in no time nothing is worth loading, once a link is known.
+  simulate::serving_options fast = ample();
+  fast.flops = 1e19;
+  const served again = simulate::server<pulseinfer::adaptive_admission>(
+                           little(), {}, pulseinfer::adaptive_admission(4), fast)
+                           .run(all);
+  check(again);
+  CHECK(again.recomputed > 0);
+  CHECK(again.loaded_bytes + static_cast<double>(again.recomputed) * (loads / 6) ==
+        doctest::Approx(loads));
+  CHECK(again.recomputed_tokens == again.recomputed * 1600);
+}
+
 TEST_CASE("serving: the same arrivals, the same result") {
   const auto all = few(200);
   const served a = run(pulseinfer::adaptive_admission(4), all);

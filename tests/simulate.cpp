@@ -10,13 +10,16 @@
 #include <filesystem>
 #include <fstream>
 #include <numeric>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <system_error>
+#include <vector>
 
 #include "../examples/simulate/bound.hpp"
 #include "../examples/simulate/decoder.hpp"
 #include "../examples/simulate/setting.hpp"
+#include "../examples/simulate/table.hpp"
 
 namespace {
 
@@ -140,6 +143,69 @@ TEST_CASE("simulate: a machine of a file is the first one but for its lines") {
   CHECK_THROWS_AS((void)simulate::machine_from("/nowhere/pulseinfer"), std::runtime_error);
   const key_file still("link_bytes_per_second = 0\n");  // in range, and no machine
   CHECK_THROWS_AS((void)simulate::machine_from(still.path), std::invalid_argument);
+}
+
+TEST_CASE("simulate: the guide's formulas, worked out by hand") {
+  setting s;
+  s.machine = simulate::machines().front();
+  s.model = simulate::models().front();  // 32 layers, blocks of 64 KiB, 64 of them chosen
+  for (const simulate::system& one : simulate::systems(s)) {
+    CAPTURE(one.key);
+    const double ms = simulate::formula_ms(one);
+    if (one.key == "naive" || one.key == "prefetch") {
+      // 8 streams: 512 blocks are 1/32 GiB, 4.1667 ms at 7.5, and 10.24 ms for the copies.
+      CHECK(ms == doctest::Approx(32 * (1000.0 / 32 / 7.5 + 10.24)));
+    } else if (one.key == "guide") {
+      CHECK(ms == doctest::Approx(272));  // 1.5 ms a layer is hidden by its 8.5 of compute
+    } else {
+      CHECK(ms == 0);
+    }
+  }
+  // The transfers of 16 streams alone: 1/16 GiB a layer.
+  CHECK(simulate::guide_formula_ms(s, 16, false, false) ==
+        doctest::Approx(32 * (62.5 * (1 / 200.0 + 1 / 56.0 + 1 / 3350.0) + 0.05)));
+}
+
+TEST_CASE("simulate: p of misses where misses move, of a list where all of it does") {
+  CHECK(simulate::studied.foretold_of_misses() == doctest::Approx(0.562).epsilon(0.001));
+  const simulate::locality all = simulate::with_vain({0.2, 0.5}, 0.1);
+  CHECK(all.miss == doctest::Approx(0.3));
+  CHECK(all.miss * (1 - all.ahead) == doctest::Approx(0.1));  // as late as before
+  CHECK(simulate::with_vain({0, 0.9}, 0).ahead == 0);
+
+  setting s;
+  s.machine = simulate::machines().front();
+  s.model = simulate::models().front();
+  s.kv = {0.25, 0.4};
+  std::set<std::string> keys;
+  for (const simulate::system& one : simulate::systems(s)) {
+    CAPTURE(one.key);
+    CHECK(keys.insert(one.key).second);
+    CHECK(!one.what.empty());
+    const simulate::locality& kv = one.setting.kv;
+    if (one.key == "prefetch" || one.key == "ours_no_hot_buffer") {
+      CHECK(kv.miss == 1);
+      CHECK(kv.ahead == simulate::studied.foretold);
+    } else if (one.key == "ours" || one.key == "ours_one_group" || one.key == "ours_per_block") {
+      CHECK(kv.miss == 0.25);
+      CHECK(kv.ahead == 0.4);
+    }
+  }
+  CHECK(keys.count("ours") == 1);
+}
+
+TEST_CASE("simulate: the guide's contradictions, in figures") {
+  const std::vector<std::string> lines = simulate::contradictions();
+  const auto says = [&](const std::string& what) {
+    return std::any_of(lines.begin(), lines.end(), [&](const std::string& line) {
+      return line.find(what) != std::string::npos;
+    });
+  };
+  for (const char* const what :
+       {"597 tok/s", "has 1.73 times; ArkVale 1.36", "2.15 GB, 38.3 ms", "speed-up of 1.00",
+        "64 KiB", "41.9 GB", "3 streams", "141 GB", "1/16 of the cache, 17.2 GB"}) {
+    CHECK_MESSAGE(says(what), what);
+  }
 }
 
 TEST_CASE("simulate: shapes give the bytes that the models have") {

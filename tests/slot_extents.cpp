@@ -94,18 +94,29 @@ TEST_CASE("slot extents: an extent that is whole again is one that is begun") {
 
 TEST_CASE("fault 13: a checkerboard that is given back is one run of all slots") {
   constexpr std::int32_t count = 16 * extent;
-  slot_extents slots(count);
-  for (std::int32_t i = 0; i < count; ++i) (void)slots.take(slot_extents::none);
-  for (std::int32_t i = 0; i < count; i += 2) slots.give(i);
-  for (std::int32_t i = 1; i < count; i += 2) slots.give(i);
-  CHECK(slots.size() == count);
-  for (std::int32_t run = 0; run < count / extent; ++run) {
-    std::int32_t slot = slots.take(slot_extents::none);
-    CHECK(slot % extent == 0);
-    for (std::int32_t i = 1; i < extent; ++i) {
-      CHECK(slots.take(slot) == slot + 1);
-      ++slot;
+  for (const std::int32_t kept : {slot_extents::none, 3 * extent + 6, 3 * extent + 7}) {
+    CAPTURE(kept);
+    slot_extents slots(count);
+    for (std::int32_t i = 0; i < count; ++i) (void)slots.take(slot_extents::none);
+    for (const std::int32_t first : {0, 1}) {
+      for (std::int32_t i = first; i < count; i += 2) {
+        if (i != kept) slots.give(i);
+      }
     }
+    CHECK(slots.size() == count - (kept < 0 ? 0 : 1));
+    // Two who take turns get runs of their own, and none of the extent of which a slot is taken.
+    for (std::int32_t whole = count / extent - (kept < 0 ? 0 : 1); whole > 0; whole -= 2) {
+      std::int32_t at[2] = {};
+      for (std::int32_t i = 0; i < extent; ++i) {
+        for (int who = 0; who < (whole > 1 ? 2 : 1); ++who) {
+          const std::int32_t slot = slots.take(i == 0 ? slot_extents::none : at[who]);
+          CHECK(slot == (i == 0 ? slot / extent * extent : at[who] + 1));
+          if (kept >= 0) CHECK(slot / extent != kept / extent);
+          at[who] = slot;
+        }
+      }
+    }
+    CHECK(slots.size() == (kept < 0 ? 0 : extent - 1));
   }
 }
 

@@ -241,7 +241,7 @@ TEST_CASE("store life: what it says of its memory is what it takes") {
     // books, extent and tag; a record, with its name, for each block that may be known.
     const std::int64_t places = std::int64_t{of.sequences} * of.blocks;
     const std::int64_t tags = of.integrity == pulseinfer::integrity::none ? 0 : 8 * units;
-    const std::int64_t least = places * (4 * layers + 8) + units * 12 + tags;
+    const std::int64_t least = places * (4 * layers + 8) + units * 16 + tags;
     CHECK(store.metadata_bytes() >= least);
     CHECK(store.metadata_bytes() <=
           least + units * (2 + 128) + of.events * 24 + of.sequences * 132 + 4096);
@@ -269,6 +269,8 @@ class fickle {
   static inline int until_throw = 0;      ///< the nth call from now on throws, the first being 1
   static inline bool is_lasting = false;  ///< and those after it
   static inline bool refuses = false;     ///< gives nothing up, and has not said so
+  static inline bool keeps = false;       ///< what it was told to give up
+  static inline std::int32_t lies = -1;   ///< names this block
 
   explicit fickle(std::int32_t capacity) : order_(capacity) {}
   [[nodiscard]] std::int32_t capacity() const { return order_.capacity(); }
@@ -284,10 +286,13 @@ class fickle {
     order_.erase(group);
     --size_;
   }
-  void evict(std::int32_t group) { erase(group); }
+  void evict(std::int32_t group) {
+    if (!keeps) erase(group);
+  }
   template <class CanEvict>
   [[nodiscard]] std::int32_t victim(CanEvict can_evict) const {
     may_throw();
+    if (lies >= 0) return lies;
     return refuses ? -1 : order_.victim(can_evict);
   }
   [[nodiscard]] std::int32_t evictable() const requires TellsEvictable {
@@ -412,9 +417,10 @@ void survives_what_policies_throw() {
           undo(scene, {got});
         }) > 2);
   CHECK(throw_everywhere<Policy>([&](auto& scene) {
-          std::vector<pulseinfer::reservation> got(6);
+          // One more than what names keep has units: the last one asks again.
+          std::vector<pulseinfer::reservation> got(7);
           try {
-            scene.s->reserve(scene.writer, 1, first_blocks(6), got);
+            scene.s->reserve(scene.writer, 1, first_blocks(7), got);
           } catch (...) {
             for (const pulseinfer::reservation& r : got) {
               CHECK(r.outcome != reserve_outcome::reserved);
@@ -473,6 +479,35 @@ TEST_CASE("store life: a policy that gives less up than there is costs nobody a 
   }
   policy::refuses = false;
   scene.end();
+}
+
+TEST_CASE("store life: a policy that gives up what it does not have takes nobody's units") {
+  using policy = fickle<true>;
+  for (const std::int32_t lie : {0, 1, 2, 3, 7, 8, 1 << 30}) {
+    CAPTURE(lie);
+    shelf<store_with<policy>> s(test::make_backend(), 8, {.max_stored_blocks = 8});
+    const sequence_id id = s.open();
+    s.put_blocks(id, 0, 3);  // blocks 0 to 2 are a sequence's, block 3 its name keeps
+    s.leave(keys_of({1}));
+    const store_counts before = s.counts();
+    const sequence_id writer = s.open();
+    policy::lies = lie;
+    if (lie != 3) {
+      CHECK_THROWS_AS((void)s->reserve(writer, 0, logical_block{0}), std::logic_error);
+      CHECK_THROWS_AS((void)s->clear(), std::logic_error);
+      CHECK(s.counts() == before);
+    }
+    policy::lies = -1;
+    // One that does not forget what it has given up would do so again and again.
+    policy::keeps = true;
+    std::vector<pulseinfer::reservation> got(3);
+    CHECK_THROWS_AS(s->reserve(writer, 1, first_blocks(3), got), std::logic_error);
+    policy::keeps = false;
+    s.expect({.free = 2, .evictable = 6});
+    for (std::int32_t block = 0; block < 3; ++block) {
+      CHECK(finds(s->acquire(id, 0), id, {0, block}));
+    }
+  }
 }
 
 TEST_CASE("store life: an error for which there is no memory leaves the store as it was") {

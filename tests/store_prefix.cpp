@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -260,16 +261,28 @@ TEST_CASE("fault 1: what a prompt was told is there stays until it is leased") {
 }
 
 TEST_CASE("fault 7: a prefix that is asked for and never read is given back") {
+  enum class end { closed, dropped, replaced, expired };
   shelf_type s = make_shelf(4);
   const keys prompt = keys_of({1, 2});
   s.leave(prompt);
   const store_counts before = s.counts();
   for (int i = 0; i < 3; ++i) {
-    const auto found = s->open_sequence(prompt);
-    s.expect({.pinned = 4});
-    CHECK(s->close_sequence(found->sequence) == close_outcome::closed);  // with its hold
-    CHECK(!found->held.is_live());
-    CHECK(s.counts() == before);
+    for (const end how : {end::closed, end::dropped, end::replaced, end::expired}) {
+      CAPTURE(static_cast<int>(how));
+      auto found = s->open_sequence(prompt, 10);
+      const sequence_id id = found->sequence;
+      s.expect({.pinned = 4});
+      if (how == end::closed) {
+        CHECK(s->close_sequence(id) == close_outcome::closed);  // with its hold
+        CHECK(!found->held.is_live());
+      }
+      if (how == end::dropped) found.reset();
+      if (how == end::replaced) found->held = {};
+      if (how == end::expired) CHECK(s->expire(10) == 1);
+      s.expect({.evictable = 4});
+      if (how != end::closed) CHECK(s->close_sequence(id) == close_outcome::closed);
+      CHECK(s.counts() == before);
+    }
   }
 }
 
@@ -481,6 +494,40 @@ TEST_CASE("fault 4: a tail behind a head that another sequence named goes before
       s.put_blocks(writer, block, block + 1);
       ++block;
       CHECK(s->ready_blocks(prompt) == left);
+    }
+  }
+}
+
+TEST_CASE("fault 65: ranks whose stores kept unequal parts of a prompt go on with what all have") {
+  // The same calls, but rank 1 has less room; rank 2 has not seen the prompt before.
+  shelf_type ranks[] = {make_shelf(20), make_shelf(10), make_shelf(20)};
+  const keys prompt = keys_of({1, 2, 3, 4});
+  for (const std::size_t among : {2, 3}) {
+    CAPTURE(among);
+    std::int32_t agreed = static_cast<std::int32_t>(prompt.size());
+    std::vector<std::optional<store_type::opened_prefix>> found;
+    for (std::size_t r = 0; r < among; ++r) {
+      if (among == 2) {
+        ranks[r].leave(prompt);
+        const sequence_id other = ranks[r].open();
+        ranks[r].put_blocks(other, 0, 3);
+        CHECK(ranks[r]->close_sequence(other) == close_outcome::closed);
+      }
+      found.push_back(ranks[r]->open_sequence(prompt));
+      agreed = std::min(agreed, found[r]->blocks);
+    }
+    CHECK(agreed == (among == 2 ? 2 : 0));
+    CHECK(found[0]->blocks > agreed);
+    for (std::size_t r = 0; r < among; ++r) {
+      const sequence_id id = found[r]->sequence;
+      found[r]->held.release();
+      CHECK(ranks[r]->trim(id, agreed) == trim_outcome::trimmed);
+      CHECK(ranks[r].prefix_of(id) == agreed);
+      // From there on every rank is given the same, and has it.
+      for (const std::int32_t layer : {0, 1}) {
+        CHECK(ranks[r]->reserve(id, layer, logical_block{agreed}).outcome ==
+              pulseinfer::reserve_outcome::reserved);
+      }
     }
   }
 }

@@ -516,10 +516,10 @@ TEST_CASE("store sharing: after fragmentation, too, neighbours lie together wher
   for (std::int32_t layer = 0; layer < layers; ++layer) {
     std::int32_t before = -2;
     for (std::int32_t block = 0; block < blocks; ++block) {
-      const auto slot = static_cast<std::int32_t>(s.reserve(id, {layer, block}));
-      adjacent += slot == before + 1 ? 1 : 0;
-      before = slot;
-      s->commit(host_slot{slot});
+      const host_slot slot = s.reserve(id, {layer, block});
+      adjacent += index_of(slot) == before + 1 ? 1 : 0;
+      before = index_of(slot);
+      s->commit(slot);
     }
   }
   CHECK(adjacent >= 2 * blocks * 3 / 4);

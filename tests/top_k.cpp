@@ -5,7 +5,6 @@
 #include "pulseinfer/top_k.hpp"
 
 #include <doctest/doctest.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cmath>
@@ -21,6 +20,7 @@
 #include "pulseinfer/detail/cpu_kernels.hpp"
 #include "pulseinfer/detail/host_top_k.hpp"
 #include "pulseinfer/detail/random.hpp"
+#include "support/far_array.hpp"
 #include "support/lanes.hpp"
 
 namespace {
@@ -300,20 +300,11 @@ TEST_CASE("top-k: 4,096 of a million") {
 }
 
 TEST_CASE("fault 51: a row whose keys lie beyond 2^31 is found") {
-  // Row 2066 at a stride of 1,039,680 begins at key 2,147,978,880. Of the addresses up to there only
-  // the last have memory.
-  constexpr std::int64_t stride = 1'039'680;
-  constexpr std::int64_t row = 2'066;
+  constexpr std::int64_t stride = test::far_stride;
+  constexpr std::int64_t row = test::far_row;
   constexpr std::int64_t columns = 1'000;
-  static_assert(row * stride == 2'147'978'880);
-  constexpr std::size_t bytes = (row * stride + columns) * sizeof(std::uint64_t);
-  void* const memory =
-      mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  REQUIRE(memory != MAP_FAILED);
-  constexpr std::size_t used = std::size_t{row * stride} * sizeof(std::uint64_t) >> 16 << 16;
-  REQUIRE(mprotect(static_cast<std::byte*>(memory) + used, bytes - used, PROT_READ | PROT_WRITE) ==
-          0);
-  auto* const keys = static_cast<std::uint64_t*>(memory);
+  test::far_array<std::uint64_t> memory(row * stride + columns, row * stride);
+  std::uint64_t* const keys = memory.data();
   keys_list last;
   for (std::int32_t i = 0; i < columns; ++i) {
     last.push_back(top_k_key(static_cast<float>(i * 7 % 101), i));
@@ -343,7 +334,6 @@ TEST_CASE("fault 51: a row whose keys lie beyond 2^31 is found") {
   const pulseinfer::compact_top_k compact{view, k, thresholds.data(), selected.data(), nullptr};
   compact(row, pulseinfer::detail::single_lane{});
   CHECK((written() == best));
-  CHECK(munmap(memory, bytes) == 0);
 }
 
 TEST_CASE("fault 53: scores are in a total order, NaN in it") {

@@ -11,12 +11,19 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "pulseinfer/context_writer.hpp"
+#include "pulseinfer/page_table.hpp"
+#include "pulseinfer/prefix_stream.hpp"
 #include "pulseinfer/transfer.hpp"
+#include "support/allocations.hpp"
+#include "support/engine_attempts.hpp"
 #include "support/failing_backend.hpp"
 #include "support/offload_rig.hpp"
 
@@ -473,43 +480,131 @@ TEST_CASE("fault 46: a discard that fails with its stream is not taken for done"
   });
 }
 
+TEST_CASE("fault 46: whatever a transfer fails with, what streams and writes layers goes on") {
+  each([](backend machine) {
+    rig r(machine);
+    const auto id = r.stored(1, blocks(4));
+    const auto break_next = [&](job which) {
+      machine.arm(which, 1, [](const backend::stream_ref*) {
+        throw std::runtime_error("transfer_failures: no device_error");
+      });
+    };
+    using pulseinfer::device_page;
+    const std::vector<device_page> even = {device_page{10}, device_page{11}};
+    const std::vector<device_page> odd = {device_page{20}, device_page{21}};
+    {
+      break_next(job::copy);
+      pulseinfer::prefix_stream layers(r.mover, id, 2, even, odd, r.stream);
+      CHECK(layers.sync_layer(r.stream) == pulseinfer::prefix_outcome::incomplete);
+      CHECK(!layers.missing().empty());
+      CHECK(layers.sync_layer(r.stream) == pulseinfer::prefix_outcome::ready);
+    }
+    {
+      break_next(job::copy);
+      pulseinfer::prefix_stream layers(r.mover, id, 2, even, odd, r.stream);
+      layers.sync_dropped();  // where it was not begun, nothing has struck yet
+      machine.arm(job::copy, 1 << 30, {});
+    }
+    pulseinfer::digest_store<backend> digests(machine, rig::geometry,
+                                              {.max_requests = 1, .max_blocks = rig::max_blocks});
+    pulseinfer::context_writer writer(digests, r.mover, r.pages.pool());
+    const auto written = r.store.open_sequence().value();
+    writer.open(0, written);
+    const ints entries = {30, 31};
+    const pulseinfer::block_table table{entries.data(), 1, 2};
+    const pulseinfer::appended_row row{0, 2 * rig::geometry.block_tokens};
+    test::device_array<std::int32_t, backend> on_device(machine, 2);
+    on_device.upload(entries, r.stream);
+    const pulseinfer::block_table device_table{on_device.data(), 1, 2};
+    break_next(job::copy);
+    CHECK(writer.append(0, {&row, 1}, table, device_table, r.stream));
+    writer.sync_layer(0);
+    CHECK(writer.stored_blocks(0, 0) < 2);
+    CHECK(writer.append(0, {&row, 1}, table, device_table, r.stream));
+    writer.sync_layer(0);
+    CHECK(writer.stored_blocks(0, 0) == 2);
+    machine.sync(r.stream);
+  });
+}
+
+TEST_CASE("fault 46: a transfer that fails without memory to say so ends all the same") {
+  if (!test::counts_allocations() || std::string_view(test::backend_name) != "host") return;
+  each([](backend machine) {
+    for (int nth = 1; nth <= 3; ++nth) {
+      CAPTURE(nth);
+      rig r(machine);
+      const auto id = r.stored(1, blocks(2));
+      const auto ends = [&](const char* what, auto start) {
+        CAPTURE(what);
+        machine.arm_poll(nth, [] { test::fail_allocation(1); });  // of the worker that asks
+        auto t = start();
+        try {
+          t.sync();
+        } catch (const std::exception&) {  // of what kind depends on what there was memory for
+        }
+        CHECK(t.is_final());
+        machine.arm(job::poll, 1 << 30, {});
+      };
+      const rig::targets units = {{0, 0, 3}, {0, 1, 4}};
+      ends("recall", [&] { return r.recall(0, id, units).value(); });
+      const auto anew = r.store.open_sequence().value();
+      ends("offload", [&] { return r.mover.offload(0, {&anew, 1}, units, r.stream).value(); });
+      CHECK(r.store.counts().writing == 0);
+    }
+  });
+}
+
+TEST_CASE("fault 46: pages whose lending fails are not lent, and can be lent then") {
+  each([](backend machine) {
+    int failed = 0;
+    for (int nth = 1; nth < 20; ++nth) {
+      CAPTURE(nth);
+      rig r(machine);
+      const auto id = r.stored(1, blocks(6));
+      const ints lent = {10, 11, 12, 13};
+      machine.arm_throw(job::kernel, nth);
+      try {
+        r.hot.lend(0, lent, r.stream);
+      } catch (const device_error&) {
+        ++failed;
+        CHECK(r.hot.pages_of(0).empty());
+        CHECK_THROWS_AS((void)r.resolve(0, {0}, {{0, 5}}), std::invalid_argument);
+        r.hot.lend(0, lent, r.stream);
+      }
+      const bool is_over = !machine.has_struck();
+      machine.arm(job::kernel, 1 << 30, {});
+      const auto step = r.resolve(0, {0}, {{0, 5}});
+      REQUIRE(step.has_value());
+      auto t = r.mover.recall(*step, {&id, 1}, r.stream).value();
+      t.sync();
+      CHECK(t.report().moved == 2);
+      machine.sync(r.stream);
+      if (is_over) break;
+    }
+    CHECK(failed >= 4);
+  });
+}
+
 TEST_CASE("fault 46: an engine that cannot be had leaves nothing behind, and can be had later") {
   test::each_backend([](const test::backend& base) {
     scarce_backend machine(base);
-    constexpr std::int64_t unit = rig::geometry.unit_bytes();
-    test::paged_pool<scarce_backend> pages(machine, rig::geometry, 8);
-    pulseinfer::block_store<scarce_backend> store(
-        machine, rig::geometry, {.capacity_bytes = 8 * unit, .max_sequences = 2, .max_blocks = 8});
-    auto stream = machine.make_stream(pulseinfer::stream_priority::normal);
+    test::engine_attempts<scarce_backend> attempts(machine);
     const int out = machine.out();
-    const auto id = store.open_sequence().value();
-    const rig::targets units = {{0, 0, 3}, {0, 1, 4}};
     int failures = 0;
-    for (int nth = 1;; ++nth) {
-      CAPTURE(nth);
-      machine.fail_at(nth);
-      bool is_made = false;
+    for (bool is_made = false; !is_made;) {
+      CAPTURE(failures);
+      machine.fail_at(failures + 1);
       try {
-        pulseinfer::transfer_engine mover(machine, store, pages.pool(),
-                                          {.staging_bytes = 3 * unit,
-                                           .chunk_bytes = unit,
-                                           .transfers_in_flight = 2,
-                                           .max_units = 8});
-        is_made = true;
-        mover.offload(0, {&id, 1}, units, stream)->sync();
-        auto t = mover.recall_units(0, {&id, 1}, units, stream).value();
-        t.sync();
-        CHECK(t.report().moved == 2);
+        attempts.make_one([&] { is_made = true; });
       } catch (const pulseinfer::out_of_memory&) {
         ++failures;
       }
       CHECK(is_made != machine.has_failed());
       CHECK(machine.out() == out);
-      if (is_made) break;
     }
     machine.fail_at(0);
     CHECK(failures > 20);  // two directions of two streams, three chunks, two transfers
-    CHECK(rig::at_rest(store.counts()));
+    CHECK(attempts.at_rest());
   });
 }
 

@@ -22,6 +22,7 @@ struct arrival {
   double at_seconds = 0;
   std::int32_t prompt_tokens = 0;
   std::int32_t output_tokens = 0;
+  std::int32_t stored_tokens = 0;  ///< of the prompt, from its beginning, that the store has
   friend bool operator==(const arrival&, const arrival&) = default;
 };
 
@@ -36,6 +37,9 @@ struct workload {
   double burst_requests = 24;
   double burst_density = 3;
   double burst_share = 0.2;
+  // Of next turns: prompts are as long, by the logarithm evenly, and so much of them is new.
+  std::int32_t least_turn = 512, most_turn = 32768;
+  std::int32_t least_new = 32, most_new = 256;
 };
 
 namespace detail {
@@ -90,6 +94,21 @@ inline std::vector<arrival> bursty(const workload& w) {
     now = next;
     all.push_back(detail::lengths(w, random));
     all.back().at_seconds = now;
+  }
+  return all;
+}
+
+/// Bursts of the next turns of conversations: their prompts are stored but for what is new.
+inline std::vector<arrival> next_turns(const workload& w) {
+  std::vector<arrival> all = bursty(w);
+  pulseinfer::detail::random_source random(w.seed);
+  for (arrival& a : all) {
+    const double growth = static_cast<double>(w.most_turn) / w.least_turn;
+    a.prompt_tokens =
+        static_cast<std::int32_t>(w.least_turn * std::pow(growth, detail::draw(random)));
+    a.stored_tokens = a.prompt_tokens - w.least_new -
+                      static_cast<std::int32_t>(
+                          random.below(static_cast<std::uint64_t>(w.most_new - w.least_new) + 1));
   }
   return all;
 }

@@ -31,17 +31,21 @@ struct guest {
       : arrives_ns(static_cast<std::uint64_t>(std::llround(1e9 * a.at_seconds))),
         output_tokens(a.output_tokens),
         blocks((a.prompt_tokens + a.output_tokens - 1) / block_tokens + 1),
+        stored(a.stored_tokens / block_tokens),
+        new_tokens(stored > 0 ? a.prompt_tokens - stored * block_tokens : 0),
         number(nth),
         layers(static_cast<std::size_t>(s.model.layers)) {}
 
   std::uint64_t arrives_ns;
   std::int32_t output_tokens;
-  std::int32_t blocks;  ///< of each layer, those that it will write included
+  std::int32_t blocks;      ///< of each layer, those that it will write included
+  std::int32_t stored;      ///< of each layer, that were in the store when it came
+  std::int32_t new_tokens;  ///< that are prefilled here, behind those; 0 where nothing was stored
   std::size_t number;
   where place = where::queued;
   pulseinfer::request_id id;
   std::vector<layer> layers;
-  std::int32_t pieces = 0;  ///< of it, that are yet to be stored
+  std::int32_t pieces = 0;  ///< of it, that are yet to be stored, loaded or prefilled
 
   [[nodiscard]] double away(std::size_t l) const {
     return static_cast<double>(layers[l].away) / blocks;
@@ -78,12 +82,14 @@ struct guest {
     return digest_bytes(s) + units * s.unit_bytes();
   }
 
-  /// A placement, before anything of it has arrived.
+  /// A placement, before anything of it has arrived. What was in the store is there still when it
+  /// has been loaded or recomputed.
   void plan(std::span<const double> placement) {
     for (std::size_t l = 0; l < layers.size(); ++l) {
-      const pulseinfer::layer_plan plan =
-          pulseinfer::plan_layer(placement[l], {.only_on_device = blocks});
-      layers[l] = {.away = 0, .leaving = static_cast<std::int32_t>(plan.offload)};
+      const pulseinfer::layer_plan plan = pulseinfer::plan_layer(
+          placement[l], {.only_on_device = blocks - stored, .on_both = stored});
+      layers[l] = {.away = static_cast<std::int32_t>(plan.release),
+                   .leaving = static_cast<std::int32_t>(plan.offload)};
     }
   }
   /// Blocks of a layer that are to be stored for a share that is larger now; noted as leaving.

@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "setting.hpp"
+#include "studied.hpp"
 
 namespace simulate {
 
@@ -55,6 +56,7 @@ inline options parse(int argc, char** argv) {
   options o;
   o.base.machine = machines().front();
   o.base.model = models().front();
+  o.base.kv.ahead = studied.foretold_of_misses();
   for (int i = 1; i < argc; ++i) {
     const std::string_view option = argv[i];
     if (option == "--quick") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
 /// A server: requests arrive, an admission policy of the library says who may enter and what of it
-/// stays in HBM, their prompts are stored, they decode and leave.
+/// stays in HBM, their prompts are stored or loaded, they decode and leave.
 #pragma once
 
 #include <algorithm>
@@ -20,48 +20,9 @@
 #include "guest.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/layer_activity.hpp"
+#include "served.hpp"
 
 namespace simulate {
-
-/// What a server did with all that arrived.
-struct served {
-  std::int64_t requests = 0;  ///< that were served to the end
-  std::int64_t tokens = 0;
-  double seconds = 0;       ///< from the first arrival to the last token
-  double tpot_seconds = 0;  ///< mean over tokens, without each request's first
-  double p99_tpot_seconds = 0;
-  double stall_seconds = 0;  ///< mean
-  double p99_stall_seconds = 0;
-  double wait_seconds = 0;  ///< mean: from its arrival until a request decodes
-  double p99_wait_seconds = 0;
-  double streams = 0;                        ///< that decode, on average over tokens
-  double recall_share = 0, store_share = 0;  ///< of the link's time, each direction
-  double stored_bytes = 0, recalled_bytes = 0;
-  double hbm_bytes = 0;       ///< the most that requests had at a time
-  std::int64_t deferred = 0;  ///< answers
-  pulseinfer::schedule_statistics schedule;
-  std::uint64_t end_ns = 0;
-  [[nodiscard]] double tokens_per_second() const {
-    return seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
-  }
-};
-
-/// Of values in any order, the one that `share` of them do not exceed; 0 of none.
-inline double quantile(std::vector<double> values, double share) {
-  if (values.empty()) return 0;
-  const auto n = static_cast<double>(values.size());
-  const auto i = static_cast<std::size_t>(std::clamp(std::ceil(share * n) - 1, 0.0, n - 1));
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(i), values.end());
-  return values[i];
-}
-
-/// How a server lets its policy look, and how much it has under way.
-struct serving_options {
-  double decide_seconds = 0.002;
-  double window_seconds = 0.05;  ///< of the link monitor
-  std::int32_t stores = 8;       ///< offloads at a time
-  std::int32_t most_streams = 128;
-};
 
 /// Decodes what arrives. `s.streams` is not asked; contexts are those of the requests.
 ///
@@ -110,10 +71,11 @@ class server : engine {
     std::int32_t layer;
     std::int32_t units;
   };
-  struct store_under_way {
+  struct under_way {
     piece what;
     pulseinfer::flight_id flight;
-    pulseinfer::sequence_id sequence;
+    std::optional<pulseinfer::sequence_id> stored_as = {};  ///< none of loads and prefills
+    double prefill_s = 0;
   };
   static constexpr std::size_t none = static_cast<std::size_t>(-1);
   static constexpr std::int32_t units_of_new_blocks = 32;
@@ -187,7 +149,9 @@ class server : engine {
                              now);
     }
     activity_.read(active_, now);
-    admission_.observe(real(monitor_.snapshot(now)), active_);
+    pulseinfer::link_snapshot link = real(monitor_.snapshot(now));
+    link.recalls.queued_bytes += std::llround(loads_left_);  // let in, and kept here
+    admission_.observe(link, active_);
     double held = 0, fixed = 0, context = 0;
     for (std::size_t i = first_; i < guests_.size(); ++i) {
       const guest& g = guests_[i];
@@ -222,11 +186,19 @@ class server : engine {
       offloads += admission_.offload_share(l);
     }
     const double beside = offloads > 0 ? g.fixed_bytes(setting_) : g.digest_bytes(setting_);
-    const pulseinfer::admission_answer answer =
-        admission_.admit({.context_bytes = std::llround(g.context_bytes(setting_)),
-                          .device_bytes_free = std::llround(std::max(0.0, free - beside)),
-                          .waited_s = now - 1e-9 * static_cast<double>(g.arrives_ns)},
-                         placement_);
+    // A recomputation begins when the device has prefilled what it was given before.
+    const std::int64_t stored_tokens = std::int64_t{g.stored} * block_tokens;
+    const pulseinfer::admission_answer answer = admission_.admit(
+        {.context_bytes = std::llround(g.context_bytes(setting_)),
+         .device_bytes_free = std::llround(std::max(0.0, free - beside)),
+         .load_bytes = std::llround(setting_.model.layers * g.stored * setting_.unit_bytes()),
+         .load_tokens = stored_tokens,
+         .recompute_s_per_token =
+             g.stored > 0
+                 ? seconds_of_token() + prefill_left_s_ / static_cast<double>(stored_tokens)
+                 : 0,
+         .waited_s = now - 1e-9 * static_cast<double>(g.arrives_ns)},
+        placement_);
     const bool enters = answer.verdict != pulseinfer::admission_verdict::defer;
     if (enters) g.plan(placement_);
     const double takes = enters ? g.held_bytes(setting_) : 0;
@@ -242,15 +214,54 @@ class server : engine {
     }
     g.place = guest::where::arriving;
     ++arriving_;
+    if (answer.verdict == pulseinfer::admission_verdict::recompute) {
+      ++recomputed_;
+      recomputed_tokens_ += stored_tokens;
+      prefill(which, stored_tokens + g.new_tokens);
+    } else {
+      const bool whole = std::all_of(placement_.begin(), placement_.end(),
+                                     [](double share) { return share == 0; });
+      ++(whole ? admitted_whole_ : admitted_placed_);
+      for (std::int32_t l = 0; l < setting_.model.layers; ++l) load(which, l, g.stored);
+      prefill(which, g.new_tokens);
+    }
     for (std::int32_t l = 0; l < setting_.model.layers; ++l) {
       // Its keys and values are written to HBM as they come.
       machine_.for_each({1, 1}, {},
-                        static_cast<std::uint64_t>(
-                            std::llround(scale_of(setting_) * g.blocks * setting_.unit_bytes())),
+                        static_cast<std::uint64_t>(std::llround(
+                            scale_of(setting_) * (g.blocks - g.stored) * setting_.unit_bytes())),
                         nothing{}, arrivals_);
       offload(which, l, g.layers[static_cast<std::size_t>(l)].leaving);
     }
     return takes;
+  }
+  /// What a prefill takes for a token.
+  [[nodiscard]] double seconds_of_token() const {
+    return setting_.model.weight_bytes() / setting_.ranks / options_.flops;
+  }
+  /// Prefills so many tokens on this device, between the layers of those who decode: a layer of 128
+  /// tokens at a time.
+  void prefill(std::size_t which, std::int64_t tokens) {
+    if (tokens == 0) return;
+    const double seconds = static_cast<double>(tokens) * seconds_of_token();
+    prefill_left_s_ += seconds;
+    constexpr std::int64_t at_once = 128;
+    for (; tokens > 0; tokens -= at_once) {
+      const double n = static_cast<double>(std::min(tokens, at_once));
+      for (std::int32_t l = 0; l < setting_.model.layers; ++l) {
+        busy(n * seconds_of_token() / setting_.model.layers, arrivals_);
+      }
+    }
+    ++guests_[which].pieces;
+    under_way_.push_back({.what = {which, 0, 0},
+                          .flight = flights_.board.add(arrivals_).value(),
+                          .prefill_s = seconds});
+  }
+  /// Keeps the device from all else.
+  void busy(double seconds, backend::stream& on) {
+    const double bytes =
+        seconds * setting_.machine.profile.hbm_bytes_per_second * scale_of(setting_);
+    machine_.for_each({1, 1}, {}, static_cast<std::uint64_t>(std::llround(bytes)), nothing{}, on);
   }
   [[nodiscard]] bool held_by_nobody() const { return decoding_.empty() && arriving_ == 0; }
 
@@ -265,39 +276,68 @@ class server : engine {
     }
   }
 
-  // What is stored.
+  // What is stored, and what is loaded.
 
   void offload(std::size_t which, std::int32_t layer, std::int32_t units) {
-    for (; units > 0; units -= carrier::store_units) {
-      pieces_.push_back({which, layer, std::min(units, carrier::store_units)});
-      ++guests_[which].pieces;
+    cut(pieces_, {which, layer, units}, carrier::store_units);
+  }
+  void load(std::size_t which, std::int32_t layer, std::int32_t units) {
+    const std::int32_t rows = std::max(1, carrier::store_units / row_units());
+    loads_left_ += units * setting_.unit_bytes();
+    cut(loads_, {which, layer, units}, std::min(rows, options_.most_streams) * row_units());
+  }
+  [[nodiscard]] std::int32_t row_units() const {
+    return static_cast<std::int32_t>(setting_.chosen());
+  }
+  void cut(std::deque<piece>& to, piece p, std::int32_t most) {
+    for (std::int32_t units = p.units; units > 0; units -= most) {
+      to.push_back({p.guest, p.layer, std::min(units, most)});
+      ++guests_[p.guest].pieces;
     }
   }
+  /// Brings blocks of a request as a recall of several rows does: their time is that of their bytes.
+  [[nodiscard]] carrier::ticket loaded(const piece& p) {
+    std::vector<std::int32_t> rows;
+    for (std::int32_t units = p.units; units > 0; units -= row_units()) {
+      rows.push_back(std::min(units, row_units()));
+    }
+    return carrier_.recall(p.layer, rows);
+  }
   void move() {
-    for (std::size_t i = 0; i < stores_.size();) {
-      if (flights_.board.poll(stores_[i].flight) == pulseinfer::flight_state::under_way) {
+    for (std::size_t i = 0; i < under_way_.size();) {
+      if (flights_.board.poll(under_way_[i].flight) == pulseinfer::flight_state::under_way) {
         ++i;
         continue;
       }
-      const store_under_way ended = stores_[i];
+      const under_way ended = under_way_[i];
       flights_.board.retire(ended.flight);
-      carrier_.stored(ended.sequence);
-      stores_.erase(stores_.begin() + static_cast<std::ptrdiff_t>(i));
+      under_way_.erase(under_way_.begin() + static_cast<std::ptrdiff_t>(i));
+      prefill_left_s_ -= ended.prefill_s;
+      if (ended.stored_as) carrier_.stored(*ended.stored_as);
       if (ended.what.guest == none) continue;
       guest& g = guests_[ended.what.guest];
-      g.left(ended.what.layer, ended.what.units);
+      if (ended.stored_as) g.left(ended.what.layer, ended.what.units);
       --g.pieces;
       if (g.place == guest::where::decoding) decides_ns_ = 0;
     }
-    while (!pieces_.empty() && stores_.size() < static_cast<std::size_t>(options_.stores)) {
+    const auto has_place = [this] {
+      return under_way_.size() < static_cast<std::size_t>(options_.stores);
+    };
+    // Admission has let them in.
+    for (; !loads_.empty() && has_place(); loads_.pop_front()) {
+      const piece& p = loads_.front();
+      loads_left_ -= p.units * setting_.unit_bytes();
+      loaded_bytes_ += p.units * setting_.unit_bytes();
+      under_way_.push_back({p, flights_.board.add(loaded(p)).value()});
+    }
+    while (!pieces_.empty() && has_place()) {
       const piece p = pieces_.front();
       const double bytes = p.units * setting_.unit_bytes();
       if (!admission_.may_store(std::llround(bytes))) break;
       pieces_.pop_front();
       carrier::outgoing out = carrier_.store(p.layer, p.units);
       stored_bytes_ += bytes;
-      const pulseinfer::flight_id flight = flights_.board.add(std::move(out.ticket)).value();
-      stores_.push_back({p, flight, out.sequence});
+      under_way_.push_back({p, flights_.board.add(std::move(out.ticket)).value(), out.sequence});
     }
     if (arriving_ == 0) return;
     for (std::size_t i = first_; i < guests_.size() && arriving_ > 0; ++i) {
@@ -328,11 +368,7 @@ class server : engine {
   }
   /// Nothing is under way: the clock goes on.
   void rest(std::uint64_t until) {
-    const double ns = static_cast<double>(until - machine_.now_ns());
-    const double bytes =
-        1e-9 * ns * setting_.machine.profile.hbm_bytes_per_second * scale_of(setting_);
-    machine_.for_each({1, 1}, {}, static_cast<std::uint64_t>(std::llround(bytes)), nothing{},
-                      idle_);
+    busy(1e-9 * static_cast<double>(until - machine_.now_ns()), idle_);
     machine_.sync(idle_);
   }
   /// In bytes of the machine that is meant.
@@ -371,6 +407,11 @@ class server : engine {
     r.stored_bytes = stored_bytes_;
     r.recalled_bytes = recalled_bytes_;
     r.hbm_bytes = most_held_;
+    r.loaded_bytes = loaded_bytes_;
+    r.admitted_whole = admitted_whole_;
+    r.admitted_placed = admitted_placed_;
+    r.recomputed = recomputed_;
+    r.recomputed_tokens = recomputed_tokens_;
     r.deferred = deferred_;
     r.schedule = scheduler_.statistics();
     return r;
@@ -388,13 +429,16 @@ class server : engine {
   std::size_t first_ = 0, gone_ = 0, arriving_ = 0;
   std::deque<std::size_t> queue_;
   std::vector<std::size_t> decoding_, of_row_;
-  std::deque<piece> pieces_;
-  std::vector<store_under_way> stores_;
+  std::deque<piece> pieces_, loads_;  ///< to be stored, and to be loaded
+  double loads_left_ = 0;             ///< bytes of those
+  double prefill_left_s_ = 0;
+  std::vector<under_way> under_way_;
   std::uint64_t decides_ns_ = 0;
   double others_s_ = 0;  ///< when others were last seen by one who waits
 
   std::int64_t tokens_ = 0, deferred_ = 0;
-  double streams_of_tokens_ = 0, stored_bytes_ = 0, most_held_ = 0;
+  std::int64_t admitted_whole_ = 0, admitted_placed_ = 0, recomputed_ = 0, recomputed_tokens_ = 0;
+  double streams_of_tokens_ = 0, stored_bytes_ = 0, loaded_bytes_ = 0, most_held_ = 0;
   std::vector<double> waits_;
 };
 

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "decoder.hpp"
 #include "setting.hpp"
+#include "studied.hpp"
 
 namespace simulate {
 
@@ -23,115 +25,141 @@ struct system {
   std::string key;
   std::string name;
   std::string what;  ///< what it does, in words
-  simulate::setting setting;
-  simulate::policy policy;
-  guide_figures guide;
+  guide_figures guide = {};
+  simulate::setting setting = {};
+  simulate::policy policy = {};
   bool offloads = true;
 
   [[nodiscard]] std::int32_t streams_that_fit() const { return setting.streams_that_fit(offloads); }
 };
+
+/// The case of the headline figures, as far as machine, model and lists go.
+inline bool is_headline(const setting& s) {
+  return s.machine.name == "h100" && s.model.name == "llama-3-8b" && s.context == 131072 &&
+         s.budget == 64 && s.streams == 16;
+}
 
 /// What ours is made of, for `base` with its miss rate and prediction.
 inline system ours(const setting& base) {
   return {.key = "ours",
           .name = "ours",
           .what = "groups, prediction, hot buffer, staged in overlapping chunks, FP16 mean digests",
-          .setting = base,
-          .policy = {},
-          .guide = {}};
+          .setting = base};
 }
 
-/// All systems at one base setting.
+/// All systems at one base setting. Whoever moves all that is chosen has foretold of it what the
+/// study found of a list, whoever moves what is missing `base.kv.ahead` of that.
 inline std::vector<system> systems(const setting& base) {
   using pulseinfer::transfer_way;
   std::vector<system> all;
-  const auto add = [&](system s) -> system& { return all.emplace_back(std::move(s)); };
-  const policy alone{.max_groups = 1, .moves = {}};
+  const std::int32_t heads = std::max(1, base.model.kv_heads / base.ranks);
 
-  system& hbm = add({"hbm_only",
-                     "SGLang, HBM only",
-                     "reads all of the cache from HBM",
-                     base,
-                     alone,
-                     {1, 38.2, 26.1},
-                     false});
-  hbm.setting.budget = 0;
-  hbm.setting.kv = {0, 0};
+  // Others: all streams in one group.
+  const auto other = [&](system s, const auto& change) {
+    s.setting = base;
+    s.policy.max_groups = 1;
+    change(s);
+    all.push_back(std::move(s));
+  };
+  other({"hbm_only", "SGLang, HBM only", "reads all of the cache from HBM", {1, 38.2, 26.1}},
+        [](system& s) {
+          s.offloads = false;
+          s.setting.budget = 0;
+          s.setting.kv = {0, 0};
+        });
+  other({"naive",
+         "FlexGen, naive",
+         "moves all chosen blocks each step, a copy for each, then computes",
+         {8, 195.4, 40.9}},
+        [](system& s) {
+          s.setting.kv = {1, 0};
+          s.policy.moves.way = transfer_way::per_block;
+        });
+  other({"prefetch",
+         "InfiniGen, prefetch",
+         "every KV head chooses by itself; moves all it chose, one layer ahead where foretold; "
+         "gathers, then one copy",
+         {8, 112.6, 71.0}},
+        [&](system& s) {
+          s.setting.kv = {1, studied.foretold};
+          s.policy.moves = {.serial = true, .pieces = heads};
+        });
+  other({"sync",
+         "ArkVale, synchronous",
+         "keeps pages on the device; recalls what is missing, a copy for each page, then computes",
+         {8, 88.5, 90.4}},
+        [](system& s) {
+          s.setting.kv.ahead = 0;
+          s.policy.moves.way = transfer_way::per_block;
+        });
+  other({"guide",
+         "PulseInfer as the guide has it",
+         "moves all chosen blocks each step: gather, then copy, then scatter, then compute",
+         {16, 26.8, 122.8}},
+        [](system& s) {
+          s.setting.kv = {1, 0};
+          s.policy.moves.serial = true;
+        });
 
-  system& naive = add({"naive",
-                       "FlexGen, naive",
-                       "moves all chosen blocks each step, a copy for each, then computes",
-                       base,
-                       alone,
-                       {8, 195.4, 40.9}});
-  naive.setting.kv = {1, 0};
-  naive.policy.moves.way = transfer_way::per_block;
-
-  system& ahead = add({"prefetch",
-                       "InfiniGen, prefetch",
-                       "every KV head chooses by itself; moves all it chose, one layer ahead where "
-                       "foretold; gathers, then one copy",
-                       base,
-                       alone,
-                       {8, 112.6, 71.0}});
-  ahead.setting.kv = {1, base.kv.ahead};
-  ahead.policy.moves = {transfer_way::staged, true, base.model.kv_heads / base.ranks};
-
-  system& sync = add({"sync",
-                      "ArkVale, synchronous",
-                      "keeps pages on the device; recalls what is missing, a copy for each page, "
-                      "then computes",
-                      base,
-                      alone,
-                      {8, 88.5, 90.4}});
-  sync.setting.kv = {base.kv.miss, 0};
-  sync.policy.moves.way = transfer_way::per_block;
-
-  system& guide = add({"guide",
-                       "PulseInfer as the guide has it",
-                       "moves all chosen blocks each step: gather, then copy, then scatter, then "
-                       "compute",
-                       base,
-                       alone,
-                       {16, 26.8, 122.8}});
-  guide.setting.kv = {1, 0};
-  guide.policy.moves.serial = true;
-
-  add(ours(base));
-
-  system& groups = add(ours(base));
-  groups.key = "ours_one_group", groups.name = "  - without groups";
-  groups.policy.max_groups = 1;
-  system& foresight = add(ours(base));
-  foresight.key = "ours_no_prediction", foresight.name = "  - without prediction";
-  foresight.setting.kv.ahead = 0;
-  system& plain = add(ours(base));
-  plain.key = "ours_neither", plain.name = "  - without either";
-  plain.setting.kv.ahead = 0;
-  plain.policy.max_groups = 1;
-  system& cold = add(ours(base));
-  cold.key = "ours_no_hot_buffer", cold.name = "  - without hot buffer";
-  cold.setting.kv.miss = 1;
-  system& phases = add(ours(base));
-  phases.key = "ours_serial_phases", phases.name = "  - gather, copy, scatter in turn";
-  phases.policy.moves.serial = true;
-  system& large = add(ours(base));
-  large.key = "ours_min_max_f16", large.name = "  - min_max digests, FP16";
-  large.setting.digest_channel_bytes = 4;
-  system& bytes = add(ours(base));
-  bytes.key = "ours_min_max_i8", bytes.name = "  + min_max digests, INT8";
-  bytes.setting.digest_channel_bytes = 2;
-  system& least = add(ours(base));
-  least.key = "ours_mean_i8", least.name = "  + mean digests, INT8";
-  least.setting.digest_channel_bytes = 1;
-  system& anchors = add(ours(base));
-  anchors.key = "ours_anchors", anchors.name = "  + one layer in 3 chooses";
-  anchors.setting.anchor_every = 3;
-  anchors.setting.kv.ahead = 1 - (1 - base.kv.ahead) / 3;  // the others' choice is known before
+  all.push_back(ours(base));
+  // Ours with one idea taken away, or changed.
+  const auto but = [&](const char* key, const char* name, const char* what, const auto& change) {
+    system s = ours(base);
+    s.key += std::string("_") + key;
+    s.name = std::string("  ") + name;
+    s.what = what;
+    change(s);
+    all.push_back(std::move(s));
+  };
+  but("one_group", "- without groups", "all streams run a layer together",
+      [](system& s) { s.policy.max_groups = 1; });
+  but("no_prediction", "- without prediction", "a layer's recalls begin when it has chosen",
+      [](system& s) { s.setting.kv.ahead = 0; });
+  but("neither", "- without either", "no groups and no prediction", [](system& s) {
+    s.setting.kv.ahead = 0;
+    s.policy.max_groups = 1;
+  });
+  but("no_hot_buffer", "- without hot buffer", "all that is chosen moves, each step",
+      [](system& s) {
+        s.setting.kv = {1, studied.foretold};
+      });
+  but("serial_phases", "- without overlapping phases", "gathers all, copies all, scatters all",
+      [](system& s) { s.policy.moves.serial = true; });
+  but("per_block", "- without staging", "a copy for each block",
+      [](system& s) { s.policy.moves.way = transfer_way::per_block; });
+  but("per_head", "- without consensus",
+      "every KV head chooses by itself, which moves 1.7 times as much by the study",
+      [&](system& s) {
+        s.setting.kv.miss = std::min(1.0, studied.per_head * base.kv.miss);
+        s.policy.moves.pieces = heads;
+      });
+  but("min_max_f16", "- min_max digests, FP16", "twice the bytes of digests",
+      [](system& s) { s.setting.digest_channel_bytes = 4; });
+  but("mean_i8", "+ mean digests, INT8", "half the bytes of digests; min_max in INT8 has as many",
+      [](system& s) { s.setting.digest_channel_bytes = 1; });
+  but("anchors", "+ one layer in 3 chooses",
+      "the choice of the other two is known before them, and keeps less of the mass",
+      [&](system& s) {
+        s.setting.anchor_every = 3;
+        s.setting.kv.ahead = 1 - (1 - base.kv.ahead) / 3;
+      });
+  but("in_vain", "+ what is foretold in vain",
+      "all that is wrong in a foretold list is recalled, too: a tenth of the list",
+      [&](system& s) { s.setting.kv = with_vain(base.kv, studied.wrong()); });
   return all;
 }
 
-/// One step of a system with so many streams.
+/// What a number of streams came to.
+struct throughput {
+  std::int32_t streams = 0;
+  double tpot_seconds = 0;
+  double stall_seconds = 0;  ///< a token
+  [[nodiscard]] double tokens_per_second() const {
+    return tpot_seconds > 0 ? streams / tpot_seconds : 0;
+  }
+};
+
+/// Steps of a system with so many streams.
 inline decoded decode(const system& s, std::int32_t streams, std::int32_t steps = 3,
                       pulseinfer::trace* trace = nullptr) {
   setting with = s.setting;
@@ -139,24 +167,18 @@ inline decoded decode(const system& s, std::int32_t streams, std::int32_t steps 
   return decoder(with, s.policy, trace).run(steps, even_misses(with));
 }
 
-struct throughput {
-  std::int32_t streams = 0;
-  double tpot_seconds = 0;
-  [[nodiscard]] double tokens_per_second() const {
-    return tpot_seconds > 0 ? streams / tpot_seconds : 0;
-  }
-};
-
-/// The number of streams with the most tokens a second: of 4, 16, and what fits.
-inline throughput best_throughput(const system& s) {
-  const std::int32_t most = s.streams_that_fit();
+/// The one with the most tokens a second; none of nothing.
+inline throughput best_of(const std::vector<throughput>& all) {
   throughput best;
-  for (const std::int32_t n : {4, 16, most}) {
-    if (n > most || n < 1 || (n == most && best.streams == most)) continue;
-    const throughput now{n, decode(s, n, 2).tpot_seconds};
-    if (now.tokens_per_second() > best.tokens_per_second()) best = now;
+  for (const throughput& t : all) {
+    if (t.tokens_per_second() > best.tokens_per_second()) best = t;
   }
   return best;
+}
+
+inline throughput measure(const system& s, std::int32_t streams) {
+  const decoded r = decode(s, streams);
+  return {streams, r.tpot_seconds, r.stall_seconds};
 }
 
 }  // namespace simulate

@@ -33,6 +33,7 @@ struct adaptive_admission_options {
   std::int64_t recall_queue_bytes = 1 << 30;   ///< queued recalls: then no more of them
   double resume_share = 0.5;  ///< of each, down to which a queue drains before it is fed again
   double max_wait_s = 5;      ///< so long a request is deferred because of the link
+  double utilisation_window_s = 0.1;  ///< over which the link is measured, as its monitor has it
   /// Of the memory that `observe_memory` tells of, the share that is filled before more is offloaded
   /// than the link asks for.
   double memory_share = 1;
@@ -103,7 +104,9 @@ struct retention_level {
 ///
 /// *Requests.* Who fits into HBM by giving up retained layers, the least active first, gets that
 /// placement; who does not fit even then is deferred. What has to be loaded is recomputed where that
-/// is sooner by the predicted times; such a load is not the link's. Otherwise a request is deferred
+/// is sooner by the predicted times; such a load is not the link's. A load shares the link with what
+/// others move: that loads which were let in before made it busy of late is not counted, they are
+/// through or stand in the queue before it. Otherwise a request is deferred
 /// while the link sheds stores, or while its load has no place in the queue of recalls; but not for
 /// longer than `max_wait_s`. What was let in since the last observation counts as queued, so a crowd
 /// that asks again when the link is free does not come in all at once.
@@ -148,6 +151,7 @@ class adaptive_admission {
   void observe(const link_snapshot& link, std::span<const double> activity) {
     detail::check_snapshot(who, link);
     detail::check_activity(who, layers(), activity);
+    note_loads(link);
     link_ = link;
     promised_stores_ = promised_recalls_ = 0;
     sheds_stores_ = is_full(sheds_stores_, queued(), options_.store_queue_bytes);
@@ -175,8 +179,10 @@ class adaptive_admission {
 
   admission_answer admit(const admission_request& request, std::span<double> placement) {
     detail::check_admit(who, layers(), request, placement);
+    link_load others = link_.recalls;
+    others.utilisation = std::max(0.0, others.utilisation - load_share_);
     admission_answer answer{
-        .load_s = predicted_load_s(link_.recalls, request.load_bytes, promised_recalls_),
+        .load_s = predicted_load_s(others, request.load_bytes, promised_recalls_),
         .recompute_s = predicted_recompute_s(request)};
     const double retained = retained_that_fit(request);
     for (std::size_t i = 0; i < placement.size(); ++i) {
@@ -192,6 +198,7 @@ class adaptive_admission {
                (!sheds_stores_ && (request.load_bytes == 0 || has_room(request.load_bytes)))) {
       answer.verdict = admission_verdict::admit;
       promise(promised_recalls_, request.load_bytes);
+      promise(loads_, request.load_bytes);
     }
     return answer;
   }
@@ -236,6 +243,9 @@ class adaptive_admission {
     number("swap_margin", o.swap_margin, 1e6);
     number("resume_share", o.resume_share, 1);
     number("max_wait_s", o.max_wait_s, 1e9);
+    number("utilisation_window_s", o.utilisation_window_s, 1e3);
+    expects(o.utilisation_window_s > 0, who,
+            ": utilisation_window_s is 0, expected more than that");
     number("memory_share", o.memory_share, 1);
     number("max_wait_for_room_s", o.max_wait_for_room_s, 1e9);
     expects(o.retained_layers >= 0 && o.retained_layers <= layers, who, ": retained_layers is ",
@@ -316,6 +326,17 @@ class adaptive_admission {
 
   // The queues.
 
+  /// Loads that were let in make the link busy until they are through, and no longer: what a later
+  /// one shares it with is what the others move. Taken to move as fast as the link is.
+  void note_loads(const link_snapshot& link) noexcept {
+    const double passed = link.taken_at - link_.taken_at;
+    if (!(passed > 0) || !(link.recalls.seconds_per_byte > 0)) return;
+    const double can = passed / link.recalls.seconds_per_byte;
+    const double moved = std::min(can, static_cast<double>(loads_));
+    loads_ -= static_cast<std::int64_t>(moved);
+    const double kept = std::exp(-passed / options_.utilisation_window_s);
+    load_share_ = kept * load_share_ + (1 - kept) * (moved / can);
+  }
   [[nodiscard]] std::int64_t queued() const noexcept {
     return sum(link_.recalls.queued_bytes, link_.stores.queued_bytes);
   }
@@ -352,6 +373,8 @@ class adaptive_admission {
   bool sheds_recalls_ = false;
   std::int64_t promised_stores_ = 0;  ///< let in since the last observation
   std::int64_t promised_recalls_ = 0;
+  std::int64_t loads_ = 0;  ///< bytes that were let in, and are not through by the link's speed
+  double load_share_ = 0;   ///< of the link, that such loads took of late
 };
 
 static_assert(admission_policy<adaptive_admission>);

@@ -56,7 +56,8 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 ///
 /// @tparam Policy     eviction_policy over blocks that only their names keep. What it throws, where
 ///                    it may not, comes out of the call that asked it: that has given up what it
-///                    was told to so far, and changed nothing else
+///                    was told to so far, and changed nothing else. So does a std::logic_error where
+///                    its victim is a block that it does not have
 /// @tparam Admission  admission_filter: of the blocks of a prompt that `open_sequence` does not find
 ///                    it says which are taken in
 /// @par Threads    all members, from any thread. Changes take one lock; leases, what they find, and
@@ -65,6 +66,7 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 template <backend Backend, eviction_policy Policy = lru, admission_filter Admission = admit_all>
 class block_store {
  public:
+  /// What `acquire` gives; its members stand in detail/store_lease.hpp, as do the hold's.
   using lease = detail::store_lease<block_store>;
   using hold = detail::store_hold<block_store>;
   /// Of a hold that ends only when it is let go; also `expire(no_deadline)` leaves it.

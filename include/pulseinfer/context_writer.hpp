@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <span>
 #include <utility>
 #include <vector>
@@ -107,15 +108,19 @@ class context_writer {
       }
     }
     if (units_.empty()) return all;
-    auto ticket = mover_->offload(layer, sequences_, units_, stream);
-    if (!ticket) return false;
-    transfer t{std::move(*ticket), {}};
+    std::vector<written_block> blocks;
+    blocks.reserve(units_.size());
     for (const unit_target& unit : units_) {
       const std::int32_t request = request_of_[static_cast<std::size_t>(unit.row)];
-      t.blocks.push_back({request, index_of(unit.block), entry_of(request).generation});
-      at(layer, request).handed_over = index_of(unit.block) + 1;
+      blocks.push_back({request, index_of(unit.block), entry_of(request).generation});
     }
-    under_way_[static_cast<std::size_t>(layer)].push_back(std::move(t));
+    auto ticket = mover_->offload(layer, sequences_, units_, stream);
+    if (!ticket) return false;
+    under_way_[static_cast<std::size_t>(layer)].push_back({std::move(*ticket), std::move(blocks)});
+    // From here on nothing fails: what is handed over is in the books.
+    for (const written_block& b : under_way_[static_cast<std::size_t>(layer)].back().blocks) {
+      at(layer, b.request).handed_over = b.block + 1;
+    }
     return all;
   }
 
@@ -137,7 +142,7 @@ class context_writer {
     for (transfer& t : under_way_[static_cast<std::size_t>(layer)]) {
       try {
         t.ticket.sync();
-      } catch (const device_error&) {
+      } catch (const std::exception&) {
         // Its units say so; they are tried again.
       }
     }

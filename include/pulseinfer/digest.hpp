@@ -142,6 +142,7 @@ class digest_store {
     const auto needed = static_cast<std::size_t>((blocks + tile_blocks - 1) / tile_blocks);
     if (needed <= held.size()) return true;
     if (needed - held.size() > free_.size()) return false;
+    held.reserve(needed);  // a tile that a table has must not stay a free one
     while (held.size() < needed) {
       const auto at = static_cast<std::int64_t>(held.size());
       backend_.for_each(

@@ -68,8 +68,10 @@ class flight_board {
     return static_cast<flight_id>(take());
   }
 
-  /// Where a flight is. A transfer of which some units did not come has failed.
+  /// Where a flight is. A transfer of which some units did not come has failed, and so has what is
+  /// no flight.
   [[nodiscard]] flight_state poll(flight_id id) const noexcept {
+    if (!is_taken(id)) return flight_state::failed;
     const flight& f = flights_[static_cast<std::size_t>(static_cast<std::int32_t>(id))];
     if (f.transfer) {
       const bool is_final = f.transfer->is_final();
@@ -86,8 +88,9 @@ class flight_board {
         return flight_state::failed;
     }
   }
-  /// The number is free again, and the ticket dropped.
+  /// The number is free again, and the ticket dropped. Nothing happens if it is free.
   void retire(flight_id id) noexcept {
+    if (!is_taken(id)) return;
     flight& f = at(static_cast<std::int32_t>(id));
     f.transfer.reset();
     f.taken = false;
@@ -122,7 +125,8 @@ class flight_board {
     if (size() == 0) return;
     backend_.sync_until([this, until_ns] {
       if (backend_.now_ns() >= until_ns) return true;
-      return std::any_of(flights_.begin(), flights_.end(), [this](const flight& f) {
+      const auto end = flights_.begin() + ever_taken_;
+      return std::any_of(flights_.begin(), end, [this](const flight& f) {
         return f.taken && poll(id_of(f)) != flight_state::under_way;
       });
     });
@@ -135,6 +139,11 @@ class flight_board {
     bool taken = false;
   };
 
+  [[nodiscard]] bool is_taken(flight_id id) const noexcept {
+    const auto i = static_cast<std::int32_t>(id);
+    return i >= 0 && static_cast<std::size_t>(i) < flights_.size() &&
+           flights_[static_cast<std::size_t>(i)].taken;
+  }
   [[nodiscard]] flight& at(std::int32_t i) noexcept {
     return flights_[static_cast<std::size_t>(i)];
   }
@@ -144,6 +153,7 @@ class flight_board {
   std::int32_t take() noexcept {
     const std::int32_t i = free_.back();
     free_.pop_back();
+    ever_taken_ = std::max(ever_taken_, i + 1);
     at(i).taken = true;
     return i;
   }
@@ -152,6 +162,7 @@ class flight_board {
   landing lands_;
   std::vector<flight> flights_;
   std::vector<std::int32_t> free_;
+  std::int32_t ever_taken_ = 0;  ///< no later one was, as those that are free again come first
 };
 
 /// Makes of one rank's snapshot what all ranks agree on: a flight has ended when it has ended

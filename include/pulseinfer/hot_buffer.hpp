@@ -66,7 +66,8 @@ class hot_buffer {
   [[nodiscard]] const hot_buffer_options& options() const noexcept { return options_; }
 
   /// Lends pages of the pool to a request, for all layers, and forgets what it had. Enqueued on
-  /// `stream`, which the request's next `resolve` is ordered after.
+  /// `stream`, which the request's next `resolve` is ordered after. Should that stream fail, the
+  /// device knows nothing of it: sync the stream, take the pages back, lend them anew.
   ///
   /// @param request  that holds no pages
   /// @param pages    distinct pages of the pool, at least budget_blocks and at most
@@ -77,7 +78,12 @@ class hot_buffer {
   /// @par Cost  O(pages of the pool) on the host; not for every step
   void lend(std::int32_t request, std::span<const std::int32_t> pages, stream_ref stream) {
     lent_pages_.lend(request, pages);
-    memory_.write_lent(request, lent_pages_.of(request), stream);
+    try {
+      memory_.write_lent(request, lent_pages_.of(request), stream);
+    } catch (...) {
+      lent_pages_.take_back(request);  // what the device has of it is written anew with the next
+      throw;
+    }
   }
 
   /// Takes a request's pages back: `pages_of` no longer lists them, and its tables forget them.
@@ -86,13 +92,7 @@ class hot_buffer {
   /// @throws std::out_of_range  on a request out of range
   take_back_outcome try_take_back(std::int32_t request, stream_ref stream) {
     (void)lent_pages_.of(request);
-    for (std::size_t i = 0; i < steps_.size(); ++i) {
-      // What was discarded is written no more; what is pulled is, until its last kernel is done.
-      if (!steps_.is_busy(i) || (steps_[i].discarded && !steps_[i].pulled)) continue;
-      for (const std::int32_t other : steps_[i].requests) {
-        if (other == request) return take_back_outcome::in_use;
-      }
-    }
+    if (steps_.writes_pages_of(request)) return take_back_outcome::in_use;
     lent_pages_.take_back(request);
     memory_.write_lent(request, lent_pages_.of(request), stream);
     return take_back_outcome::taken;
@@ -128,7 +128,7 @@ class hot_buffer {
   /// @par Cost  O(rows) and one kernel; allocates nothing
   [[nodiscard]] std::optional<resolved_step> resolve(std::int32_t layer, const batch_view& batch,
                                                      const selection& chosen, stream_ref stream) {
-    check_settled(layer, batch);
+    steps_.check_settled(layer, batch.requests);
     return begin_step("resolve", layer, batch, chosen, false, stream);
   }
 
@@ -327,7 +327,7 @@ class hot_buffer {
       detail::expects(seen != calls_, who, ": request ", request, " stands twice in the batch");
       seen = calls_;
     }
-    check_complete(who, layer, batch);
+    steps_.check_complete(who, layer, batch.requests);
     detail::step_record* record = steps_.take();
     if (record == nullptr) return std::nullopt;
     record->layer = layer;
@@ -391,42 +391,6 @@ class hot_buffer {
                                                 .miss_counts = step.record->device_miss_counts,
                                                 .k = step.k},
                           stream);
-  }
-  /// What a prediction brings may be on its way: its units would be taken for hits.
-  void check_settled(std::int32_t layer, const batch_view& batch) {
-    for (std::size_t i = 0; options_.predicts && i < steps_.size(); ++i) {
-      const detail::step_record& r = steps_[i];
-      if (!steps_.is_busy(i) || !r.predicted || r.settled || r.discarded || r.layer != layer)
-        continue;
-      for (const std::int32_t request : batch.requests) {
-        detail::expects<std::logic_error>(
-            std::find(r.requests.begin(), r.requests.end(), request) == r.requests.end(),
-            "resolve: request ", request, " has a predicted step in layer ", layer,
-            " that was not settled");
-      }
-    }
-  }
-  /// Units that did not come, and were not forgotten, would be taken for hits. So it is with a step
-  /// that nobody recalls, one whose recall did not bring all, and one whose discard has forgotten
-  /// nothing, because its stream had failed.
-  void check_complete(const char* who, std::int32_t layer, const batch_view& batch) {
-    for (std::size_t i = 0; i < steps_.size(); ++i) {
-      const detail::step_record& r = steps_[i];
-      if (!steps_.is_busy(i) || r.held || r.discarded || r.layer != layer || r.is_recalling())
-        continue;
-      for (const std::int32_t request : batch.requests) {
-        if (std::find(r.requests.begin(), r.requests.end(), request) == r.requests.end()) continue;
-        if (r.forget_failed || (r.predicted && r.settled)) {
-          throw device_error(detail::text_of(who, ": request ", request,
-                                             " has a step whose transfer, discard or pull failed "
-                                             "with its stream; sync the stream, then discard the "
-                                             "step"));
-        }
-        throw std::logic_error(detail::text_of(who, ": request ", request, " has a step in layer ",
-                                               layer,
-                                               " that lacks units; recall it, or discard it"));
-      }
-    }
   }
 
   Backend backend_;

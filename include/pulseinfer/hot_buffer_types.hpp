@@ -42,8 +42,10 @@ struct resolved_step {
   [[nodiscard]] bool is_held() const noexcept { return has_record() && record->held; }
 
   /// The misses of a row, in block order, with what became of each. Host memory; complete once the
-  /// recall's ticket is final, or the stream has got past the pull; valid as long as `pages`.
+  /// recall's ticket is final, or the stream has got past the pull; valid as long as `pages`. None of
+  /// a row that there is not.
   [[nodiscard]] std::span<const unit_miss> misses(std::int32_t row) const noexcept {
+    if (row < 0 || row >= rows) return {};
     return {record->misses + std::int64_t{row} * k,
             static_cast<std::size_t>(record->miss_counts[row])};
   }

@@ -111,7 +111,8 @@ class page_region {
   /// @param options  pages, node and alignment that are wanted
   /// @param system   whose calls are made; a copy is kept
   /// @throws std::length_error      when whole pages of it overflow the address space
-  /// @throws std::invalid_argument  naming the node and those that there are, or the alignment
+  /// @throws std::invalid_argument  naming the node and those that there are, the alignment or the
+  ///                                kind of pages
   /// @throws out_of_memory          naming the bytes, when the system has no room
   /// @par Cost     two to six system calls; no page is touched
   explicit page_region(std::size_t bytes, const page_options& options = {}, System system = {})
@@ -124,6 +125,8 @@ class page_region {
                     "page_region: alignment is ", options.alignment, ", expected a power of two");
     detail::expects<std::length_error>(largest <= most && bytes <= most - largest,
                                        "page_region: ", bytes, " bytes overflow the address space");
+    detail::expects(options.pages <= page_kind::huge_1g, "page_region: pages is ",
+                    static_cast<int>(options.pages), ", expected one of page_kind");
     check_node(options.numa_node);
     if (bytes == 0) return;
     try {

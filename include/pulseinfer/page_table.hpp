@@ -64,7 +64,8 @@ struct slot_table {
 
   /// As block_table::page.
   [[nodiscard]] PULSEINFER_HD std::int64_t page(std::int64_t request, std::int64_t block) const {
-    if (request < 0 || request >= requests || block < 0 || max_tokens < 1) return -1;
+    if (request < 0 || request >= requests || block < 0) return -1;
+    if (max_tokens < 1 || page_tokens < 1) return -1;
     if (block > (max_tokens - 1) / page_tokens) return -1;
     const std::int32_t slot = slots[request * max_tokens + block * page_tokens];
     return slot < 0 ? -1 : slot / page_tokens;
@@ -81,7 +82,8 @@ struct grouped_table {
 
   /// The page id of a row's block, -1 where the engine's table has no page.
   [[nodiscard]] PULSEINFER_HD std::int64_t page(std::int64_t row, std::int64_t block) const {
-    const std::int64_t page = row < 0 ? -1 : table.page(row / head_groups, block);
+    if (row < 0 || head_groups < 1) return -1;
+    const std::int64_t page = table.page(row / head_groups, block);
     return page < 0 ? -1 : page * head_groups + row % head_groups;
   }
 };

@@ -107,6 +107,13 @@ inline block_layout make_layout(const kv_geometry& geometry, std::int64_t pages,
   detail::expects(shape.head_groups >= 1 && shape.head_groups <= max_extent,
                   "make_layout: head_groups is ", shape.head_groups, ", expected 1 to ",
                   max_extent);
+  const auto is_one_of = [](const char* name, auto value, auto last) {
+    detail::expects(value <= last, "make_layout: ", name, " is ", static_cast<int>(value),
+                    ", expected 0 to ", static_cast<int>(last));
+  };
+  is_one_of("order", shape.order, page_order::hnd);
+  is_one_of("arrangement", shape.arrangement, kv_arrangement::interleaved);
+  is_one_of("values", shape.values, value_order::transposed_context);
   (void)detail::checked_offset(g.unit_bytes(), shape.head_groups, 0);  // bytes of an engine's page
   detail::expects(shape.values == value_order::as_keys ||
                       (shape.arrangement == kv_arrangement::apart && g.planes == 2),

@@ -101,7 +101,7 @@ class prefix_stream {
     under_way_->cancel();
     try {
       under_way_->sync();
-    } catch (const device_error&) {
+    } catch (const std::exception&) {
       // Nobody wants the blocks any more.
     }
     under_way_.reset();
@@ -122,7 +122,7 @@ class prefix_stream {
   void note_missing(ticket<Backend>& arriving) {
     try {
       arriving.sync();
-    } catch (const device_error&) {
+    } catch (const std::exception&) {
       // The units say which of them it concerns.
     }
     for (std::size_t i = 0; i < pages_[0].size(); ++i) {

@@ -5,6 +5,7 @@
 /// the device, on the engine's stream.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <type_traits>
@@ -98,6 +99,9 @@ struct step_record {
 
   [[nodiscard]] std::int32_t rows() const noexcept {
     return static_cast<std::int32_t>(requests.size());
+  }
+  [[nodiscard]] bool has(std::int32_t request) const noexcept {
+    return std::find(requests.begin(), requests.end(), request) != requests.end();
   }
   [[nodiscard]] bool is_recalling() const noexcept {
     return recall.load(std::memory_order_acquire) == recall_state::under_way;

@@ -109,7 +109,8 @@ class staging_pool {
   }
 
   /// Gives a chunk back, and calls the first waiter, if there is one, with the oldest that is back.
-  /// @pre  `drained` has been recorded behind all work on the chunk, or nothing was enqueued for it
+  /// @pre  it is the caller's, who gives it back once; `drained` has been recorded behind all work on
+  ///       it, or nothing was enqueued for it
   void release(chunk& c) noexcept {
     waiter* next = nullptr;
     chunk* oldest = nullptr;

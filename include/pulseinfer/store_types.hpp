@@ -30,8 +30,9 @@ struct sequence_id {
 /// A block of a sequence, counted from its beginning.
 enum class logical_block : std::int32_t { none = -1 };
 
-/// A place for one unit in a store.
-enum class host_slot : std::int32_t { none = -1 };
+/// A place for one unit in a store, and the write that it was reserved for (the upper 32 bits): what
+/// was kept beyond `commit` or `abort` is an error, never another's write. `index_of` is the place.
+enum class host_slot : std::int64_t { none = -1 };
 
 /// A page of the engine's pool. In tables that kernels read it is an integer: those are the
 /// engine's, see `page_table`.

@@ -61,11 +61,11 @@ struct unit_move {
   std::byte* host = nullptr;          ///< offload: the slot's bytes
   const std::byte* source = nullptr;  ///< recall: the slot's bytes
   device_page page = device_page::none;
-  std::int32_t row = 0;              ///< recall: its lease
-  logical_block block{0};            ///< recall
+  std::int32_t row = 0;    ///< recall: its lease
+  logical_block block{0};  ///< recall
+  unit_status status = unit_status::pending;
   host_slot slot = host_slot::none;  ///< offload
   unit_status* mirrored = nullptr;   ///< recall of a step: the status in the step's mirror
-  unit_status status = unit_status::pending;
 };
 
 /// The part of a transfer's state that its ticket sees. Reused for a later transfer when it is

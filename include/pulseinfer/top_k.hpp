@@ -54,6 +54,11 @@ PULSEINFER_HD inline std::int64_t row_length(const top_k_keys& keys, std::int64_
   return length > 0 ? length : 0;
 }
 
+/// Where the keys of row r begin: a row may lie beyond 2^31 keys.
+PULSEINFER_HD inline const std::uint64_t* row_keys(const top_k_keys& keys, std::int64_t row) {
+  return keys.keys + row * keys.row_stride + keys.begin[row];
+}
+
 /// How many of row r are wanted: k, or the row's own limit below it.
 PULSEINFER_HD inline std::int64_t row_choice(const top_k_keys& keys, std::int64_t k,
                                              std::int64_t row) {
@@ -101,7 +106,7 @@ struct compact_top_k {
     const std::int64_t length = chosen > 0 ? detail::row_length(keys, row) : 0;
     const std::uint64_t threshold = length > chosen ? thresholds[row] : 0;
     const std::int64_t first = chosen > 0 ? keys.begin[row] : 0;
-    const std::uint64_t* row_keys = keys.keys + row * keys.row_stride + first;
+    const std::uint64_t* const of_row = length > 0 ? detail::row_keys(keys, row) : nullptr;
     std::int32_t* out = selected + row * k;
     std::int64_t written = 0;
     for (std::int64_t start = group.rank(); start - group.rank() < length;
@@ -109,7 +114,7 @@ struct compact_top_k {
       std::int64_t flags = 0;
       for (int turn = 0; turn < turns; ++turn) {
         const std::int64_t i = start + turn * group.size();
-        if (i < length && row_keys[i] >= threshold) flags |= std::int64_t{1} << (16 * turn);
+        if (i < length && of_row[i] >= threshold) flags |= std::int64_t{1} << (16 * turn);
       }
       const std::int64_t found = group.sum(flags);
       if (found == 0) continue;

@@ -29,6 +29,7 @@ using pulseinfer::stream_priority;
 struct scored_row {
   std::int32_t begin = 0;
   std::vector<float> scores;
+  std::int32_t before = 0;  ///< where there are no scores, how far its end is before its begin
 };
 
 /// The k best by the rule in words: larger first, zeros equal, NaN last, then the lower index.
@@ -62,9 +63,9 @@ void check_top_k(Backend& backend, const std::vector<scored_row>& rows, std::siz
   std::vector<std::int32_t> begin, end;
   for (const scored_row& row : rows) {
     begin.push_back(row.begin);
-    end.push_back(row.begin + static_cast<std::int32_t>(row.scores.size()));
+    end.push_back(row.begin + static_cast<std::int32_t>(row.scores.size()) - row.before);
     columns = std::max(columns, row.scores.size());
-    stride = std::max(stride, static_cast<std::size_t>(end.back()) + 3);
+    stride = std::max(stride, static_cast<std::size_t>(std::max(row.begin, end.back())) + 3);
   }
   std::vector<std::uint64_t> keys(rows.size() * stride, std::numeric_limits<std::uint64_t>::max());
   std::vector<std::int32_t> selected(rows.size() * k, -1);
@@ -128,7 +129,7 @@ void top_k_of_random_rows_equals_brute_force(Backend& backend) {
 template <class Backend>
 void top_k_pads_what_is_missing(Backend& backend) {
   auto stream = backend.make_stream(stream_priority::normal);
-  const std::vector<scored_row> rows = {{0, {3, 1, 2}}, {4, {}}, {2, {5}}};
+  const std::vector<scored_row> rows = {{0, {3, 1, 2}}, {4, {}}, {6, {}, 4}, {2, {5}}};
   for (const std::size_t k : {0u, 1u, 2u, 3u, 4u, 50u}) check_top_k(backend, rows, k, stream);
   check_top_k(backend, {}, 5, stream);
   check_top_k(backend, {{0, {}}, {0, {}}}, 5, stream);

@@ -51,6 +51,11 @@ class failing_backend : public Base {
       throw pulseinfer::device_error("failing_backend: failed on purpose");
     });
   }
+  /// The nth poll from now on says that the event failed, after something else.
+  void arm_poll(int nth, std::function<void()> first) {
+    plan_->polled = std::move(first);
+    arm(job::poll, nth, {});
+  }
   /// True if the armed call has come.
   [[nodiscard]] bool has_struck() const { return plan_->left.load() <= 0; }
 
@@ -73,7 +78,9 @@ class failing_backend : public Base {
     Base::copy_many_async(copies, direction, s);
   }
   [[nodiscard]] pulseinfer::event_state poll(const event& e) const noexcept {
-    return is_struck(job::poll) ? pulseinfer::event_state::failed : Base::poll(e);
+    if (!is_struck(job::poll)) return Base::poll(e);
+    if (plan_->polled) plan_->polled();
+    return pulseinfer::event_state::failed;
   }
   void host_async(std::span<const event* const> after, pulseinfer::host_task task,
                   pulseinfer::host_cost cost) {
@@ -98,6 +105,7 @@ class failing_backend : public Base {
     job which = job::copy;
     std::atomic<int> left{0};
     action what;
+    std::function<void()> polled;
   };
   [[nodiscard]] bool is_struck(job which) const noexcept {
     if (which != plan_->which || plan_->left.load() <= 0) return false;

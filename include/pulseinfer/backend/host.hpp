@@ -88,6 +88,7 @@ class host_backend {
   };
 
   /// @throws std::invalid_argument  naming the option and its limit
+  /// @throws std::system_error      when the system has no more threads
   explicit host_backend(const host_options& options = {})
       : state_(std::make_shared<state>(options)) {}
 
@@ -119,7 +120,11 @@ class host_backend {
   // Job 2: streams and events.
   [[nodiscard]] stream make_stream(stream_priority) { return stream(state_->link); }
   [[nodiscard]] event make_event() { return event(); }
-  void record(event& e, stream_ref s) { s.queue_->push_record(e.state_->begin()); }
+  /// @throws std::bad_alloc  when the queue cannot grow; the event is what it was
+  void record(event& e, stream_ref s) {
+    s.queue_->make_room();  // a record that no stream has would be waited for for ever
+    s.queue_->push_record(e.state_->begin());
+  }
   void enqueue_wait(const event& e, stream_ref s) { s.queue_->push_wait(e.state_->last()); }
   [[nodiscard]] event_state poll(const event& e) const noexcept { return state::poll(e); }
   void sync(const event& e) {

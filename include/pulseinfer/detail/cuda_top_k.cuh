@@ -36,9 +36,7 @@ struct gather_top_k_row {
   std::uint64_t* gathered;  ///< [columns]
 
   PULSEINFER_HD void operator()(std::int64_t, std::int64_t column) const {
-    gathered[column] = column < row_length(keys, row)
-                           ? keys.keys[row * keys.row_stride + keys.begin[row] + column]
-                           : 0;
+    gathered[column] = column < row_length(keys, row) ? row_keys(keys, row)[column] : 0;
   }
 };
 static_assert(std::is_trivially_copyable_v<gather_top_k_row>);
@@ -166,8 +164,8 @@ __global__ void __launch_bounds__(Threads)
     const std::int64_t chosen = row_choice(keys, compact.k, row);
     const std::int64_t length = chosen > 0 ? row_length(keys, row) : 0;
     if (length > chosen) {
-      const std::uint64_t* first = keys.keys + row * keys.row_stride + keys.begin[row];
-      const std::uint64_t threshold = select::find(shared, first, length, chosen, false);
+      const std::uint64_t threshold =
+          select::find(shared, row_keys(keys, row), length, chosen, false);
       if (threadIdx.x == 0) thresholds[row] = threshold;
       __syncthreads();
     }

@@ -14,6 +14,7 @@
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/consensus_rule.hpp"
 #include "pulseinfer/digest.hpp"
+#include "pulseinfer/element.hpp"
 #include "pulseinfer/error.hpp"
 #include "pulseinfer/layout.hpp"
 #include "pulseinfer/score.hpp"
@@ -84,6 +85,8 @@ class group_scorer {
     const digest_view digest = digests_->view(layer);
     check_batch("select", batch, options_.max_rows, digests_->max_requests());
     expects(queries.data != nullptr || batch.rows() == 0, "select: queries is null");
+    expects(element_bytes(queries.element) > 0, "select: element of the queries is ",
+            static_cast<int>(queries.element), ", expected one of element_type");
     expects(queries.tokens >= 1 && queries.tokens <= options_.query_tokens, "select: queries have ",
             queries.tokens, " tokens, expected 1 to ", options_.query_tokens);
     const std::int64_t max_blocks = batch.max_tokens / digests_->geometry().block_tokens;

@@ -165,6 +165,11 @@ class host_stream {
     e.is_link_copy = is_link_copy;
     tell();
   }
+  /// What is queued next does not fail. @throws std::bad_alloc
+  void make_room() {
+    std::lock_guard lock(mutex_);
+    grow_if_full();
+  }
   void push_record(std::shared_ptr<host_record> record) { push_event(std::move(record), true); }
   void push_wait(std::shared_ptr<host_record> record) { push_event(std::move(record), false); }
 
@@ -212,15 +217,17 @@ class host_stream {
     changed_.notify_all();
   }
 
-  entry& next_entry() {
-    if (count_ == ring_.size()) {
-      std::vector<entry> larger(ring_.empty() ? 16 : ring_.size() * 2);
-      for (std::size_t i = 0; i < count_; ++i) {
-        larger[i] = std::move(ring_[(head_ + i) % ring_.size()]);
-      }
-      ring_ = std::move(larger);
-      head_ = 0;
+  void grow_if_full() {
+    if (count_ < ring_.size()) return;
+    std::vector<entry> larger(ring_.empty() ? 16 : ring_.size() * 2);
+    for (std::size_t i = 0; i < count_; ++i) {
+      larger[i] = std::move(ring_[(head_ + i) % ring_.size()]);
     }
+    ring_ = std::move(larger);
+    head_ = 0;
+  }
+  entry& next_entry() {
+    grow_if_full();
     return ring_[(head_ + count_++) % ring_.size()];
   }
 

@@ -206,8 +206,7 @@ struct select_top_k_row {
     const std::int64_t count = std::min(length, chosen);
     std::int32_t* out = selected + row * k;
     if (length > chosen) {
-      select_top_k(keys.keys + row * keys.row_stride + begin, length, chosen, collect, scratch,
-                   positions, out, begin);
+      select_top_k(row_keys(keys, row), length, chosen, collect, scratch, positions, out, begin);
     } else {
       std::iota(out, out + length, begin);
     }

@@ -93,22 +93,19 @@ class host_workers {
             ", expected 1 to 1024");
     waiting_.reserve(1024);  // of a transfer, all parts of its chunks in flight
     threads_.reserve(static_cast<std::size_t>(threads));
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
+    try {
+      for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { run(); });
+    } catch (...) {  // there are no more
+      end();
+      throw;
+    }
   }
 
   host_workers(const host_workers&) = delete;
   host_workers& operator=(const host_workers&) = delete;
 
   /// Runs what was handed over, then ends the threads. Not to be called from a task.
-  ~host_workers() {
-    {
-      std::lock_guard lock(mutex_);
-      stopping_ = true;
-      news_.fetch_add(1, std::memory_order_relaxed);
-    }
-    changed_.notify_all();
-    for (auto& thread : threads_) thread.join();
-  }
+  ~host_workers() { end(); }
 
   void submit(std::span<const Event* const> after, host_task task) {
     expects(task.run != nullptr, "host_async: the task has no function");
@@ -134,6 +131,16 @@ class host_workers {
   }
 
  private:
+  void end() noexcept {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+      news_.fetch_add(1, std::memory_order_relaxed);
+    }
+    changed_.notify_all();
+    for (auto& thread : threads_) thread.join();
+  }
+
   struct entry {
     host_task task;
     const Event* after[max_task_events];

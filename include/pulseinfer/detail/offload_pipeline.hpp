@@ -136,7 +136,7 @@ class offload_pipeline
 
   void released(state& s) noexcept {
     if (this->backend_.poll(s.pages_usable) == event_state::failed) {
-      this->fail(s, std::make_exception_ptr(device_error("offload: its stream failed")));
+      this->fail(s, "offload: its stream failed");
     }
     leave(s);
   }
@@ -146,7 +146,7 @@ class offload_pipeline
     if (s.outstanding.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
     for (const unit_move& unit : s.units) {
       if (unit.status != unit_status::failed) continue;
-      this->fail(s, std::make_exception_ptr(device_error("offload: a copy or a kernel failed")));
+      this->fail(s, "offload: a copy or a kernel failed");
       break;
     }
     this->finish(s);

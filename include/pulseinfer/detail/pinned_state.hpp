@@ -196,6 +196,10 @@ class pinned_state {
     expects(o.workers >= 0 && o.workers <= 1024, "pinned_region: workers is ", o.workers,
             ", expected 0 to 1024");
     expects(o.warn != nullptr, "pinned_region: warn is null");
+    expects(o.source <= pinned_source::allocated, "pinned_region: source is ",
+            static_cast<int>(o.source), ", expected one of pinned_source");
+    expects(o.locking <= page_locking::never, "pinned_region: locking is ",
+            static_cast<int>(o.locking), ", expected one of page_locking");
     (void)plan_chunk(bytes, o.unit_bytes, 1, o.max_chunk_bytes);
     return o;
   }

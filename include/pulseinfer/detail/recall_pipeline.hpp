@@ -351,7 +351,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       if (status == unit_status::pending) status = ok ? unit_status::moved : unit_status::failed;
     }
     if (!ok) {
-      this->fail(s, std::make_exception_ptr(device_error("recall: a copy or a kernel failed")));
+      this->fail(s, "recall: a copy or a kernel failed");
     }
     bool all_moved = true;
     for (const unit_move& unit : s.units) {

@@ -13,6 +13,8 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 
+struct single_lane;  // a CPU's, cpu_kernels.hpp
+
 /// Row kernel: resolves one row. The result does not depend on the size of the group.
 ///
 /// Nothing in it changes from step to step, not even the step's number: captured once, it can be
@@ -141,12 +143,15 @@ struct resolve_row {
       row_slots[i] = slot_of[row_ids[i]];
     }
     std::int64_t mine = 0;
+    // Copies: the stores below may change no more than what they are for.
+    const use_rank by = ranks;
+    const bool guessed = predicted;
     for (std::int64_t i = group.rank(); i < chosen; i += group.size()) {
       const std::int32_t slot = row_slots[i];
       if (slot < 0) {
         ++mine;
       } else {
-        new_rank[i] = predicted ? rank[slot] : ranks.again(rank[slot], now);
+        new_rank[i] = guessed ? rank[slot] : by.again(rank[slot], now);
         rank[slot] = in_use;
       }
     }
@@ -270,8 +275,25 @@ struct resolve_row {
   template <class Ranks, class Group>
   PULSEINFER_HD static std::int64_t count_up_to(const Ranks& rank, std::int64_t count,
                                                 std::int32_t highest, const Group& group) {
+    // A CPU: several sums, of vectors each, that do not wait for each other.
+    constexpr std::int64_t sums = 4;
+    constexpr std::int64_t width = 4;
+    std::int64_t first = 0;
     std::int32_t mine = 0;
-    for (std::int64_t i = group.rank(); i < count; i += group.size()) {
+    if constexpr (std::is_same_v<Group, single_lane>) {
+      std::int32_t sum[sums][width] = {};
+      for (; first + sums * width <= count; first += sums * width) {
+        for (std::int64_t i = 0; i < sums; ++i) {
+          for (std::int64_t at = 0; at < width; ++at) {
+            sum[i][at] += rank[first + i * width + at] <= highest ? 1 : 0;
+          }
+        }
+      }
+      for (const auto& of_width : sum) {
+        for (const std::int32_t n : of_width) mine += n;
+      }
+    }
+    for (std::int64_t i = first + group.rank(); i < count; i += group.size()) {
       mine += rank[i] <= highest ? 1 : 0;
     }
     return group.sum(mine);

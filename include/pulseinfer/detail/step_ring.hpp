@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// The records of the steps that a hot buffer has in flight, with the memory that they mirror into.
+/// The records of the steps that a hot buffer has in flight, with the memory that they mirror into,
+/// and what those steps forbid.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <stdexcept>
 #include <vector>
 
 #include "pulseinfer/buffer.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/config.hpp"
+#include "pulseinfer/error.hpp"
 #include "pulseinfer/hot_buffer_types.hpp"
 #include "pulseinfer/residency.hpp"
 
@@ -28,6 +33,7 @@ class step_ring {
   step_ring(Backend backend, const hot_buffer_options& options)
       : backend_(backend),
         count_(static_cast<std::size_t>(options.steps_in_flight)),
+        predicts_(options.predicts),
         pages_(backend, 3 * count_ * row_units(options)),
         misses_(backend, count_ * row_units(options)),
         counts_(backend, 3 * count_ * static_cast<std::size_t>(options.max_rows)),
@@ -52,9 +58,6 @@ class step_ring {
     }
   }
 
-  [[nodiscard]] std::size_t size() const noexcept { return count_; }
-  [[nodiscard]] const step_record& operator[](std::size_t i) const noexcept { return records_[i]; }
-
   /// A record that is not busy, with its next generation, or null.
   [[nodiscard]] step_record* take() {
     for (std::size_t i = 0; i < count_; ++i) {
@@ -75,6 +78,50 @@ class step_ring {
     record.discarded = true;
     record.forget_failed = false;
   }
+
+  /// Whether the pages of a request may still be written. Those of a step that was discarded are
+  /// not any more; those of one that is pulled are, until its last kernel is done.
+  [[nodiscard]] bool writes_pages_of(std::int32_t request) {
+    for (std::size_t i = 0; i < count_; ++i) {
+      if (!is_busy(i) || (records_[i].discarded && !records_[i].pulled)) continue;
+      if (records_[i].has(request)) return true;
+    }
+    return false;
+  }
+  /// Throws if what a prediction brings for one of the requests may be on its way to the layer: its
+  /// units would be taken for hits.
+  void check_settled(std::int32_t layer, std::span<const std::int32_t> requests) {
+    for (std::size_t i = 0; predicts_ && i < count_; ++i) {
+      const step_record& r = records_[i];
+      if (!is_busy(i) || !r.predicted || r.settled || r.discarded || r.layer != layer) continue;
+      for (const std::int32_t request : requests) {
+        expects<std::logic_error>(!r.has(request), "resolve: request ", request,
+                                  " has a predicted step in layer ", layer,
+                                  " that was not settled");
+      }
+    }
+  }
+  /// Throws if units of one of the requests did not come to the layer, and were not forgotten: they
+  /// would be taken for hits. So it is with a step that nobody recalls, one whose recall did not
+  /// bring all, and one whose discard has forgotten nothing, because its stream had failed.
+  void check_complete(const char* who, std::int32_t layer, std::span<const std::int32_t> requests) {
+    for (std::size_t i = 0; i < count_; ++i) {
+      const step_record& r = records_[i];
+      if (!is_busy(i) || r.held || r.discarded || r.layer != layer || r.is_recalling()) continue;
+      for (const std::int32_t request : requests) {
+        if (!r.has(request)) continue;
+        if (r.forget_failed || (r.predicted && r.settled)) {
+          throw device_error(text_of(who, ": request ", request,
+                                     " has a step whose transfer, discard or pull failed with its "
+                                     "stream; sync the stream, then discard the step"));
+        }
+        throw std::logic_error(text_of(who, ": request ", request, " has a step in layer ", layer,
+                                       " that lacks units; recall it, or discard it"));
+      }
+    }
+  }
+
+ private:
   [[nodiscard]] bool is_busy(std::size_t i) {
     step_record& r = records_[i];
     if (!r.busy.load(std::memory_order_acquire)) return false;
@@ -91,13 +138,13 @@ class step_ring {
     return true;
   }
 
- private:
   [[nodiscard]] static std::size_t row_units(const hot_buffer_options& o) noexcept {
     return static_cast<std::size_t>(o.max_rows) * static_cast<std::size_t>(o.budget_blocks);
   }
 
   Backend backend_;
   std::size_t count_;
+  bool predicts_;
   device_buffer<std::int32_t, Backend> pages_;  ///< pages, then scratch, of every record
   pinned_buffer<unit_miss, Backend> misses_;
   pinned_buffer<std::int32_t, Backend> counts_;

@@ -111,9 +111,15 @@ class store_blocks {
   [[nodiscard]] std::int32_t checked_writing(host_slot slot) const {
     const std::int32_t index = index_of(slot);
     expects<std::logic_error>(
-        index >= 0 && index < catalog_.slots() && catalog_.state_of(index) == slot_state::writing,
-        "block_store: slot ", index, " is not being written");
+        index >= 0 && index < catalog_.slots() && catalog_.state_of(index) == slot_state::writing &&
+            handle_of(index) == slot,
+        "block_store: slot ", index, " is not being written by whom the handle was given to");
     return index;
+  }
+  /// A slot as it is handed out: the place, and above it which write of it.
+  [[nodiscard]] host_slot handle_of(std::int32_t slot) const noexcept {
+    return static_cast<host_slot>(
+        std::int64_t{static_cast<std::int32_t>(catalog_.writes_of(slot))} << 32 | slot);
   }
 
   /// A sequence holds a block from here on, and its row of the table says where it is.
@@ -247,8 +253,7 @@ class store_blocks {
   void take_up(std::int32_t block) {
     if (!catalog_.at(block).is_cached) return;
     policy_.evict(block);
-    catalog_.at(block).is_cached = false;
-    --cached_;
+    leave_policy(block);
   }
   /// What becomes of a block that nobody holds any more: a whole one with a name stays.
   void leave_behind(std::int32_t block, std::int32_t parent) noexcept {
@@ -297,9 +302,10 @@ class store_blocks {
     };
     try {
       for (units -= free_.size(); units > 0 && count < std::size(victims); ++count) {
-        const std::int32_t block = policy_.victim([](std::int32_t) { return true; });
+        const std::int32_t block = next_victim();
         if (block < 0) break;
         policy_.evict(block);
+        leave_policy(block);
         index_.prefetch(block);
         victims[count] = block;
         units -= catalog_.at(block).ready;
@@ -317,13 +323,11 @@ class store_blocks {
     std::int32_t cleared = 0;
     const auto forget = [&](std::int32_t block) {
       policy_.erase(block);
+      leave_policy(block);
       forget_cached(block, store_event::what::cleared);
       ++cleared;
     };
-    const auto any = [](std::int32_t) { return true; };
-    for (std::int32_t next = policy_.victim(any); next >= 0; next = policy_.victim(any)) {
-      forget(next);
-    }
+    for (std::int32_t next = next_victim(); next >= 0; next = next_victim()) forget(next);
     for (std::int32_t block = 0; block < options_.max_stored_blocks; ++block) {
       if (catalog_.at(block).is_cached) forget(block);
     }
@@ -380,6 +384,19 @@ class store_blocks {
     ++cached_;
     return true;
   }
+  void leave_policy(std::int32_t block) noexcept {
+    catalog_.at(block).is_cached = false;
+    --cached_;
+  }
+  /// What the policy gives up next, -1 if there is nothing. One that names a block that it does not
+  /// have would give up units that others read.
+  [[nodiscard]] std::int32_t next_victim() {
+    const std::int32_t block = policy_.victim([](std::int32_t) { return true; });
+    expects<std::logic_error>(
+        block < 0 || (block < options_.max_stored_blocks && catalog_.at(block).is_cached),
+        "block_store: the policy gives up block ", block, ", which it does not have");
+    return block;
+  }
   void free_slot(std::int32_t slot) noexcept {
     catalog_.remove_slot(slot);
     if (options_.zero_freed) {
@@ -400,8 +417,6 @@ class store_blocks {
   }
   /// Frees a block that only its name kept, and that the policy has let go.
   void forget_cached(std::int32_t block, store_event::what why) noexcept {
-    catalog_.at(block).is_cached = false;
-    --cached_;
     ready_ -= catalog_.at(block).ready;
     free_slots(block, slot_state::ready);
     settle_whole(block, why);

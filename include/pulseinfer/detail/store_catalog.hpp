@@ -138,6 +138,10 @@ class store_catalog {
   [[nodiscard]] std::int32_t layer_of_slot(std::int32_t slot) const noexcept {
     return static_cast<std::int32_t>(slot_at(slot).layer);
   }
+  /// How often a slot was given out to be written, the last time included; counts round.
+  [[nodiscard]] std::uint32_t writes_of(std::int32_t slot) const noexcept {
+    return slot_at(slot).writes;
+  }
   [[nodiscard]] std::int32_t slots() const noexcept {
     return static_cast<std::int32_t>(slots_.size());
   }
@@ -145,7 +149,8 @@ class store_catalog {
   /// Gives a free slot to a layer of a block, to be written.
   void add_slot(std::int32_t slot, std::int32_t block, std::int32_t layer) noexcept {
     slot_at(slot) = {block, std::exchange(at(block).first_slot, slot),
-                     static_cast<std::uint32_t>(layer) & 0xffffffu, slot_state::writing};
+                     static_cast<std::uint32_t>(layer) & 0xffffffu, slot_state::writing,
+                     slot_at(slot).writes + 1};
     ++at(block).writing;
   }
   void set_state(std::int32_t slot, slot_state to) noexcept {
@@ -160,7 +165,7 @@ class store_catalog {
     while (*link != slot) link = &slot_at(*link).next;
     *link = slot_at(slot).next;
     --count(b, slot_at(slot).state);
-    slot_at(slot) = {};
+    slot_at(slot) = {.writes = slot_at(slot).writes};
   }
   /// The slot of a layer of a block that is written or can be read, or none. The last one that was
   /// added is found first.
@@ -194,6 +199,7 @@ class store_catalog {
     std::int32_t next = none;  ///< slot of the same block
     std::uint32_t layer : 24 = 0;
     slot_state state = slot_state::free;
+    std::uint32_t writes = 0;  ///< times that it was given out
   };
   struct holding {
     std::atomic<std::int32_t> block{none};

@@ -89,7 +89,7 @@ class store_lease {
   }
   /// True if these are the bytes of the block as they were committed, wherever they lie now: as
   /// far as the store's `integrity` tells, so always true with `none`. A block that the store
-  /// does not have has no bytes.
+  /// does not have has no bytes. A lease that holds nothing can tell nothing: true.
   [[nodiscard]] bool matches(logical_block block, const std::byte* unit) const noexcept {
     if (store_ == nullptr || !store_->blocks().has_tags()) return true;
     const std::int32_t slot = slot_of(block);

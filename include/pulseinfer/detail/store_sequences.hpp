@@ -180,7 +180,7 @@ class store_sequences {
     }
     const std::int32_t slot = blocks_.begin_write(index, block, layer);
     return {.outcome = reserve_outcome::reserved,
-            .slot = static_cast<host_slot>(slot),
+            .slot = blocks_.handle_of(slot),
             .bytes = blocks_.address(slot)};
   }
 
@@ -274,7 +274,11 @@ class store_sequences {
   }
 
   [[nodiscard]] store_counts counts() {
-    ++mark_;
+    if (++mark_ == 0) {  // they go round: none is left of the count 2^32 counts ago
+      for (std::int32_t i = 0; i < blocks_.options().max_stored_blocks; ++i)
+        catalog().at(i).seen = 0;
+      mark_ = 1;
+    }
     const std::int64_t pinned = ready_of_leased(true);
     const std::int64_t unheld = ready_of_leased(false);
     return {.free = blocks_.free_units(),

@@ -209,6 +209,14 @@ class transfer_pipeline {
     std::lock_guard lock(s.mutex);
     if (!s.error) s.error = error;
   }
+  /// The same in words; where there is no memory for them, that is what it failed with.
+  void fail(state& s, const char* what) noexcept {
+    try {
+      fail(s, std::make_exception_ptr(device_error(what)));
+    } catch (...) {
+      fail(s, std::current_exception());
+    }
+  }
 
   /// A chunk's units will not come; some of their work may be in the streams without the event that
   /// ends it, so whoever gets the chunk next comes behind all of it.
