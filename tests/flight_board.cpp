@@ -113,6 +113,34 @@ TEST_CASE("flight_board: a recall has landed when all its units have come, and f
   });
 }
 
+TEST_CASE("flight_board: with landing::complete a recall lands when its pages may be used") {
+  test::each_backend([](backend machine) {
+    rig r(machine);
+    board flights(machine, 4, pulseinfer::landing::complete);
+    const auto id = r.stored(1, {0, 1, 2});
+    const flight_id whole = flights.add(r.recall(0, id, {{0, 0, 0}, {0, 2, 1}}).value()).value();
+    while (flights.poll(whole) == flight_state::under_way) flights.sync_change();
+    CHECK(flights.poll(whole) == flight_state::landed);
+    CHECK(flights.find(whole)->is_complete());
+    r.pages.download(r.stream);  // nothing but the board was waited for
+    CHECK((r.pages.get(0, 1) == test::stamp(rig::geometry, 1, 0, 2)));
+    flights.retire(whole);
+    // What does not come whole has failed, and a store has landed when it can be read.
+    const flight_id part = flights.add(r.recall(0, id, {{0, 1, 2}, {0, 9, 3}}).value()).value();
+    const flight_id out = flights.add(r.offload(0, id, {{0, 7, 0}}).value()).value();
+    const auto is_under_way = [&](flight_id f) {
+      return flights.poll(f) == flight_state::under_way;
+    };
+    machine.sync_until([&] { return !is_under_way(part) && !is_under_way(out); });
+    CHECK(flights.poll(part) == flight_state::failed);
+    CHECK(!flights.find(part)->is_complete());
+    CHECK(flights.poll(out) == flight_state::landed);
+    CHECK((r.in_store(id, 0, 7) == test::stamp(rig::geometry, 1, 0, 0)));
+    flights.retire(part);
+    flights.retire(out);
+  });
+}
+
 TEST_CASE("fault 65: what ranks agree on has ended everywhere, and failed if anywhere") {
   using enum flight_state;
   const std::vector<flight_state> all{under_way, landed, failed};

@@ -185,6 +185,26 @@ TEST_CASE("staging pool: only so many chunks are out at a time, and the oldest o
   CHECK(pool.available() == 4);
 }
 
+TEST_CASE("staging pool: lower ranks are served first, equal ones as they came") {
+  pool_type pool(test::make_backend(), 256, 1);
+  noting_waiter none;
+  noting_waiter waiters[5];
+  const std::uint64_t ranks[] = {7, 3, 7, 0, 3};
+  chunk_type* const chunk = pool.acquire_or_wait(none);
+  REQUIRE(chunk != nullptr);
+  for (int i = 0; i < 5; ++i) {
+    waiters[i].rank = ranks[i];
+    CHECK(pool.acquire_or_wait(waiters[i]) == nullptr);
+  }
+  for (const int next : {3, 1, 4, 0, 2}) {
+    CHECK(waiters[next].calls == 0);
+    pool.release(*chunk);
+    CHECK(waiters[next].calls == 1);
+  }
+  pool.release(*chunk);
+  CHECK(pool.available() == 1);
+}
+
 TEST_CASE("staging pool: a waiter may release, and wait again, while it is being called") {
   pool_type pool(test::make_backend(), 256, 1);
   noting_waiter none;

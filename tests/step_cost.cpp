@@ -127,6 +127,31 @@ TEST_CASE("step_cost: what is known a layer ahead needs no second group") {
   CHECK(best_groups(w, s, 4, 4).groups == 1);
 }
 
+TEST_CASE("step_cost: nothing is known ahead of the first of a few layers") {
+  const step_speeds speeds{.device_bytes_per_second = 1,
+                           .link_bytes_per_second = 1,
+                           .launch_seconds = 0,
+                           .recall_seconds = 2,
+                           .recall_busy_seconds = 0};
+  layer_work work{
+      .weight_bytes = 10, .request_bytes = 1, .recall_bytes = 8, .known_ahead = 1, .layers = 4};
+  // One group: the link rests for a computation and a start each step, a quarter of it a layer; and
+  // of every fourth layer all is late.
+  const layer_seconds one = predict_layer(work, speeds, 2, 1);
+  CHECK(one.compute == doctest::Approx(12));
+  CHECK(one.link == doctest::Approx(16 + (12 + 2) / 4.0));
+  CHECK(one.path == doctest::Approx(12 + 16 / 4.0));
+  const layer_seconds two = predict_layer(work, speeds, 2, 2);
+  CHECK(two.link == doctest::Approx(16));
+  work.layers = 0;
+  CHECK(predict_layer(work, speeds, 2, 1).link == doctest::Approx(16));
+  work.recall_bytes = 0, work.layers = 4;
+  CHECK(predict_layer(work, speeds, 2, 1).link == 0);
+  work.layers = -1;
+  CHECK_THROWS_WITH_AS((void)predict_layer(work, speeds, 2, 1), doctest::Contains("layers is -1"),
+                       std::invalid_argument);
+}
+
 TEST_CASE("step_cost: predictions are what a machine of groups takes") {
   pulseinfer::detail::random_source random(1);
   double worst = 0;

@@ -40,7 +40,7 @@ void refuses(const transfer_options& o, const std::string& what) {
 std::vector<std::size_t> chunks_of(const chunk_shape& shape, std::size_t units) {
   std::vector<std::size_t> counts;
   for (std::size_t left = units; left > 0; left -= counts.back()) {
-    counts.push_back(shape.count(static_cast<std::int64_t>(counts.size()), left));
+    counts.push_back(shape.count(static_cast<std::int64_t>(counts.size()), left, units));
     REQUIRE(counts.back() > 0);
     REQUIRE(counts.back() <= left);
   }
@@ -56,6 +56,12 @@ TEST_CASE("transfer options: each has its limits, and the error names value and 
   refuses({.staging_bytes = 2 * unit - 1, .chunk_bytes = unit},
           "staging_bytes is 8191, expected 8192");
   refuses({.first_chunk_bytes = 0}, "first_chunk_bytes is 0, expected 1");
+  refuses({.first_chunk_share = -1}, "first_chunk_share is -1, expected 0 to 4096");
+  refuses({.first_chunk_share = 4097}, "first_chunk_share is 4097");
+  refuses({.link_bytes_per_second = -1}, "link_bytes_per_second is -1");
+  refuses({.link_bytes_per_second = 0.5}, "link_bytes_per_second is 0.5");
+  refuses({.link_bytes_per_second = std::numeric_limits<double>::quiet_NaN()},
+          "link_bytes_per_second is");
   refuses({.part_bytes = -1}, "part_bytes is -1, expected 1");
   refuses({.chunks_in_flight = 0}, "chunks_in_flight is 0, expected 1 to 4096");
   refuses({.chunks_in_flight = 4097}, "chunks_in_flight is 4097");
@@ -96,6 +102,22 @@ TEST_CASE("transfer options: chunks start small, double, and get small again") {
   CHECK((chunks_of(shape, 100) == counts{2, 4, 8, 16, 16, 16, 16, 11, 6, 3, 2}));
 }
 
+TEST_CASE("transfer options: with a share, chunks grow by a fifth, and not beyond a full one") {
+  const chunk_shape shape = shape_of_chunk(
+      {.chunk_bytes = 30 * unit, .first_chunk_bytes = 5 * unit, .first_chunk_share = 4}, unit);
+  using counts = std::vector<std::size_t>;
+  CHECK((chunks_of(shape, 80) == counts{20, 24, 28, 8}));
+  CHECK((chunks_of(shape, 100) == counts{25, 30, 30, 15}));
+  CHECK((chunks_of(shape, 200) == counts{30, 30, 30, 30, 30, 30, 20}));
+  CHECK((chunks_of(shape, 12) == counts{5, 6, 1}));  // the first is no smaller than was asked for
+  CHECK((chunks_of(shape, 4) == counts{4}));
+  // Who only lists units has no reason to begin small.
+  CHECK(shape.count(0, 80, 80, true) == 30);
+  CHECK(shape.count(2, 20, 80, true) == 20);
+  CHECK(shape_of_chunk({.chunk_bytes = 30 * unit, .first_chunk_bytes = 5 * unit}, unit)
+            .count(0, 80, 80, true) == 5);
+}
+
 TEST_CASE("transfer options: a chunk has parts of the size asked for, or sixteen") {
   const chunk_shape shape =
       shape_of_chunk({.chunk_bytes = 256 * unit, .part_bytes = 4 * unit}, unit);
@@ -125,5 +147,5 @@ TEST_CASE("transfer options: however they are chosen, all units are dealt out") 
       }
     }
   }
-  CHECK(shape_of_chunk({}, 4096).count(1'000'000, 1'000'000) == 1024);
+  CHECK(shape_of_chunk({}, 4096).count(1'000'000, 1'000'000, 1'000'000) == 1024);
 }

@@ -104,6 +104,72 @@ TEST_CASE("sharing: equal transfers end together") {
   CHECK(last - first < (last - begin) / 2);
 }
 
+TEST_CASE("sharing: a recall of units is complete a task's start before it has ended") {
+  pulseinfer::hardware_profile slow_tasks = slow_link;
+  slow_tasks.task_start_ns = 50'000;
+  backend machine{pulseinfer::timed{slow_tasks}};
+  rig r(machine, {.chunk_units = 2});
+  const auto id = r.stored(1, blocks(4));
+  auto t = r.recall(0, id, units_to(4, 0)).value();
+  CHECK(!t.is_complete());
+  machine.sync_until([&] { return t.is_complete(); });
+  const std::uint64_t complete_ns = machine.now_ns();
+  CHECK(!t.is_final());
+  CHECK(t.enqueue_wait(r.stream) == pulseinfer::wait_outcome::enqueued);
+  t.sync();
+  CHECK(t.is_complete());
+  CHECK(t.report().ended_ns > complete_ns + 40'000);  // seen by a poll, a little late
+  // One that will not come whole never is; neither is a store before it has ended.
+  auto part = r.recall(0, id, {{0, 0, 0}, {0, 9, 1}}).value();
+  machine.sync_until([&] { return part.is_complete() || part.is_final(); });
+  CHECK(part.is_final());
+  CHECK(!part.is_complete());
+  auto out = r.offload(0, id, {{0, 8, 0}}).value();
+  machine.sync_until([&] { return out.is_complete() || out.is_final(); });
+  CHECK(out.is_final());
+  CHECK(out.is_complete());
+}
+
+TEST_CASE("sharing: with the link's speed given, the one that would end first goes first") {
+  backend machine{pulseinfer::timed{slow_link}};
+  rig r(machine, {.chunk_units = 2,
+                  .staging_chunks = 8,
+                  .chunks_in_flight = 2,
+                  .transfers_in_flight = 8,
+                  .link_bytes_per_second = 1e8});
+  const auto id = r.stored(1, blocks(64));
+  const auto at = [&](const rig::ticket& t) { return t.report().ended_ns; };
+  // One of two equal ones ends when it would have ended by itself, but for a chunk or two.
+  auto first = r.recall(0, id, units_to(20, 0)).value();
+  auto second = r.recall(0, id, units_to(20, 20)).value();
+  first.sync();
+  second.sync();
+  const std::uint64_t whole = at(second) - first.report().requested_ns;
+  CHECK(at(first) - first.report().requested_ns < whole / 2 + 3 * chunk_ns(2));
+
+  // One that is not needed yet is passed, though it began before and is smaller.
+  auto ahead = r.mover.recall_units(0, {&id, 1}, units_to(12, 0), 1'000'000, r.stream).value();
+  const std::uint64_t then = machine.now_ns() + 4 * unit_ns;
+  machine.sync_until([&] { return machine.now_ns() >= then; });
+  auto needed = r.recall(0, id, units_to(20, 20)).value();
+  needed.sync();
+  CHECK(!ahead.is_final());
+  ahead.sync();
+  CHECK(at(needed) < at(ahead));
+
+  // Nobody is passed for longer than it takes by itself: small ones that keep coming do not starve
+  // a long one.
+  auto long_one = r.recall(0, id, units_to(40, 0)).value();
+  const std::uint64_t begun = machine.now_ns();
+  int small_ones = 0;
+  while (!long_one.is_final() && small_ones < 1000) {
+    r.recall(0, id, units_to(2, 60))->sync();
+    ++small_ones;
+  }
+  CHECK(long_one.is_final());
+  CHECK(machine.now_ns() - begun < 5 * 40 * chunk_ns(1));
+}
+
 TEST_CASE("sharing: a recall goes before stores") {
   // Workers are the slowest part: one, at 10 ns a byte.
   pulseinfer::hardware_profile slow_worker = slow_link;

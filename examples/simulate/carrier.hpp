@@ -6,16 +6,22 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "pulseinfer/backend/simulated.hpp"
 #include "pulseinfer/block_store.hpp"
 #include "pulseinfer/buffer.hpp"
+#include "pulseinfer/calibration.hpp"
 #include "pulseinfer/pool_shape.hpp"
 #include "pulseinfer/transfer.hpp"
 #include "setting.hpp"
@@ -39,7 +45,7 @@ inline pulseinfer::hardware_profile scaled(const setting& s) {
 
 /// How a system moves what it recalls.
 struct carriage {
-  pulseinfer::transfer_way way = pulseinfer::transfer_way::staged;
+  pulseinfer::transfer_way way = pulseinfer::transfer_way::automatic;
   bool serial = false;      ///< gather all, then copy all, then scatter all
   std::int32_t pieces = 1;  ///< of a unit: one for each KV head that chooses by itself
 };
@@ -53,18 +59,20 @@ class carrier {
 
   /// @param stores  offloads at a time, of `store_units` units each
   carrier(backend b, const setting& s, const carriage& how, pulseinfer::link_monitor* monitor,
-          std::int32_t stores = 0)
+          std::int32_t stores = 0, const pulseinfer::transfer_costs* costs = nullptr)
       : geometry_{.layers = s.model.layers,
                   .kv_heads = std::max(1, s.model.kv_heads / s.ranks / how.pieces),
                   .head_dim = s.model.head_dim / s.shrink,
                   .block_tokens = 1},
         scale_(scale_of(s)),
+        link_(scaled(s).link_bytes_per_second),
         pieces_(how.pieces),
         blocks_(static_cast<std::int32_t>(s.chosen()) * how.pieces),
         stored_blocks_(stores > 0 ? store_units : 0),
         rows_(s.streams),
-        layout_(pulseinfer::nhd_layout(geometry_, std::int64_t{2} * rows_ * blocks_)),
-        memory_(b, static_cast<std::size_t>(2 * layout_.plane_bytes())),
+        layout_(pulseinfer::make_layout(geometry_, std::int64_t{2} * rows_ * blocks_,
+                                        {.arrangement = pulseinfer::kv_arrangement::interleaved})),
+        memory_(b, static_cast<std::size_t>(layout_.plane_bytes(1))),
         pool_(geometry_, layout_, planes()),
         store_(b, geometry_,
                {.capacity_bytes = (std::int64_t{blocks_} * geometry_.layers +
@@ -76,7 +84,7 @@ class carrier {
         sequence_(filled()),
         sequences_(static_cast<std::size_t>(rows_), sequence_),
         free_(b.make_stream(pulseinfer::stream_priority::normal)),
-        mover_(b, store_, pool_, options(how, monitor)) {
+        mover_(b, store_, pool_, options(how, monitor, costs)) {
     targets_.reserve(static_cast<std::size_t>(std::max(rows_ * blocks_, stored_blocks_)));
   }
 
@@ -84,8 +92,10 @@ class carrier {
 
   [[nodiscard]] std::int64_t unit_bytes() const { return geometry_.unit_bytes(); }
 
-  /// Recalls `units[row]` blocks of each row at a layer; rows without any are left out.
-  [[nodiscard]] ticket recall(std::int32_t layer, const std::vector<std::int32_t>& units) {
+  /// Recalls `units[row]` blocks of each row at a layer; rows without any are left out. Nobody waits
+  /// for them before so many seconds have gone by.
+  [[nodiscard]] ticket recall(std::int32_t layer, const std::vector<std::int32_t>& units,
+                              double lead_seconds = 0) {
     targets_.clear();
     std::int32_t row = 0;
     for (const std::int32_t n : units) {
@@ -98,8 +108,9 @@ class carrier {
       row += n > 0 ? 1 : 0;
     }
     // Nobody reads the pages now: who read them last was complete before the choice was made.
-    auto taken = mover_.recall_units(
-        layer, {sequences_.data(), static_cast<std::size_t>(std::max(row, 1))}, targets_, free_);
+    auto taken =
+        mover_.recall_units(layer, {sequences_.data(), static_cast<std::size_t>(std::max(row, 1))},
+                            targets_, static_cast<std::uint64_t>(1e9 * lead_seconds), free_);
     if (!taken) throw std::logic_error("carrier: too many transfers under way");
     return std::move(*taken);
   }
@@ -129,7 +140,7 @@ class carrier {
   std::vector<pulseinfer::layer_planes> planes() {
     std::byte* const keys = memory_.data();
     return std::vector<pulseinfer::layer_planes>(static_cast<std::size_t>(geometry_.layers),
-                                                 {.plane = {keys, keys + layout_.plane_bytes()}});
+                                                 {.plane = {keys, keys}});
   }
   pulseinfer::sequence_id filled() {
     const pulseinfer::sequence_id id = store_.open_sequence().value();
@@ -143,22 +154,26 @@ class carrier {
     }
     return id;
   }
-  [[nodiscard]] pulseinfer::transfer_options options(const carriage& how,
-                                                     pulseinfer::link_monitor* monitor) const {
+  [[nodiscard]] pulseinfer::transfer_options options(
+      const carriage& how, pulseinfer::link_monitor* monitor,
+      const pulseinfer::transfer_costs* costs) const {
     const std::int64_t all = std::int64_t{rows_} * blocks_ * geometry_.unit_bytes();
     const auto scaled_bytes = [this](double real) {
       return std::max(static_cast<std::int64_t>(real * scale_), geometry_.unit_bytes());
     };
     pulseinfer::transfer_options o;
-    o.chunk_bytes = how.serial ? std::max(all, geometry_.unit_bytes()) : scaled_bytes(4 << 20);
-    o.first_chunk_bytes = how.serial ? o.chunk_bytes : scaled_bytes(1 << 20);
-    o.staging_bytes = std::max(2 * o.chunk_bytes, scaled_bytes(64 << 20));
-    o.part_bytes = scaled_bytes(64 << 10);
-    o.chunks_in_flight = 16;
+    o.chunk_bytes = how.serial ? std::max(all, geometry_.unit_bytes()) : scaled_bytes(3 << 20);
+    o.first_chunk_bytes = how.serial ? o.chunk_bytes : scaled_bytes(512 << 10);
+    o.first_chunk_share = how.serial ? 0 : 5;
+    o.staging_bytes = std::max(2 * o.chunk_bytes, scaled_bytes(48 << 20));
+    o.part_bytes = scaled_bytes(32 << 10);
+    o.chunks_in_flight = 5;
+    o.link_bytes_per_second = link_;
     o.transfers_in_flight = 4 * rows_ + 8;
     o.max_rows = rows_;
     o.max_units = std::max(std::int64_t{rows_} * blocks_, std::int64_t{stored_blocks_});
-    o.way = how.way;
+    o.way = how.serial ? pulseinfer::transfer_way::staged : how.way;
+    if (costs != nullptr) o.costs = *costs;
     o.monitor = monitor;
     return o;
   }
@@ -167,6 +182,7 @@ class carrier {
 
   pulseinfer::kv_geometry geometry_;
   double scale_;
+  double link_;  ///< bytes a second
   std::int32_t pieces_;
   std::int32_t blocks_;
   std::int32_t stored_blocks_;
@@ -183,17 +199,54 @@ class carrier {
   std::int32_t page_ = 0;
 };
 
-/// What a recall of a single unit takes beside its bytes on the link.
+/// What the ways cost on this machine, by the library's calibration. Once for each size of a unit.
+inline const pulseinfer::transfer_costs& costs_of(const setting& s) {
+  static std::mutex mutex;
+  static std::map<std::string, pulseinfer::transfer_costs> known;
+  const std::string key = s.machine.name + '/' + std::to_string(s.unit_bytes()) + '/' +
+                          std::to_string(s.shrink) + '/' +
+                          std::to_string(s.machine.profile.dram_bytes_per_second);
+  std::lock_guard lock(mutex);
+  const auto found = known.find(key);
+  if (found != known.end()) return found->second;
+  setting one = s;
+  one.streams = 1;
+  one.model.layers = 1;
+  one.budget = 256;
+  one.context = 256 * block_tokens;
+  pulseinfer::calibration_options o;
+  o.ways = {pulseinfer::transfer_way::staged, pulseinfer::transfer_way::batched};
+  o.least_entries = 1;
+  o.most_entries = 256;
+  carrier::backend b(pulseinfer::timed{scaled(s)});
+  carrier staged(b, one, {pulseinfer::transfer_way::staged}, nullptr);
+  carrier batched(b, one, {pulseinfer::transfer_way::batched}, nullptr);
+  o.least_entry_bytes = o.most_entry_bytes = staged.unit_bytes();
+  const auto seconds = [&](pulseinfer::transfer_way way, const pulseinfer::transfer_shape& shape) {
+    const std::uint64_t begin = b.now_ns();
+    carrier& c = way == pulseinfer::transfer_way::staged ? staged : batched;
+    c.recall(0, {static_cast<std::int32_t>(shape.units)}).sync();
+    return 1e-9 * static_cast<double>(std::max<std::uint64_t>(b.now_ns() - begin, 1));
+  };
+  return known.emplace(key, pulseinfer::calibrate(seconds, o)).first->second;
+}
+
+/// What a recall of what all streams lack at a layer, of 4 MiB at most, takes beside its bytes.
 inline double recall_start_seconds(const setting& s, const carriage& how) {
   setting one = s;
   one.streams = 1;
   one.model.layers = 1;
+  const double most = std::min(std::ceil(s.kv.miss * s.chosen()) * s.streams,
+                               std::floor(4.0 * (1 << 20) / s.unit_bytes()));
+  const auto units = static_cast<std::int32_t>(std::max(most, 1.0));
+  one.budget = units;
+  one.context = std::max(s.context, double(units) * block_tokens);
   carrier::backend b(pulseinfer::timed{scaled(s)});
-  carrier c(b, one, how, nullptr);
+  carrier c(b, one, how, nullptr, 0, &costs_of(s));
   const std::uint64_t begin = b.now_ns();
-  c.recall(0, {1}).sync();
+  c.recall(0, {units}).sync();
   const double took = 1e-9 * static_cast<double>(b.now_ns() - begin);
-  return std::max(0.0, took - s.unit_bytes() / s.machine.profile.link_bytes_per_second);
+  return std::max(0.0, took - s.unit_bytes() * units / recall_speed(s.machine.profile));
 }
 
 }  // namespace simulate

@@ -13,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "bound.hpp"
 #include "carrier.hpp"
 #include "pulseinfer/flight_board.hpp"
 #include "pulseinfer/layer_scheduler.hpp"
@@ -28,14 +27,8 @@ struct policy {
   carriage moves;
 };
 
-/// Blocks that a request lacks at a layer.
-struct lack {
-  std::int32_t late = 0;   ///< known when the layer is chosen for
-  std::int32_t ahead = 0;  ///< known a layer before
-};
-
 struct decoded {
-  double tpot_seconds = 0;   ///< mean over streams, without the first step
+  double tpot_seconds = 0;   ///< mean over streams, without the first steps
   double stall_seconds = 0;  ///< a token: how long its next layer was not runnable
   double link_share = 0;     ///< busy, of all the time
   double device_share = 0;
@@ -63,7 +56,7 @@ class engine {
         machine_(pulseinfer::timed{scaled(s)}),
         work_(s.work()),
         monitor_({.window_s = window_seconds}),
-        carrier_(machine_, s, how.moves, &monitor_, stores),
+        carrier_(machine_, s, moves_of(s, how.moves), &monitor_, stores, &costs_of(s)),
         scheduler_({.max_requests = s.streams,
                     .layers = s.model.layers,
                     .max_groups = how.max_groups,
@@ -92,7 +85,10 @@ class engine {
   class flights {
    public:
     flights(backend b, std::int32_t most, pulseinfer::trace* trace)
-        : board(b, most), machine_(b), trace_(trace), notes_(static_cast<std::size_t>(most)) {}
+        : board(b, most, pulseinfer::landing::complete),
+          machine_(b),
+          trace_(trace),
+          notes_(static_cast<std::size_t>(most)) {}
 
     [[nodiscard]] pulseinfer::flight_state poll(pulseinfer::flight_id id) const noexcept {
       return board.poll(id);
@@ -147,6 +143,19 @@ class engine {
   [[nodiscard]] stream& at(pulseinfer::request_id r) {
     return streams_[static_cast<std::size_t>(r.index)];
   }
+  /// How its recalls go: where the link is what takes long, it is not spent on a call for each unit,
+  /// though a few units would be there sooner.
+  static carriage moves_of(const setting& s, carriage how) {
+    const pulseinfer::hardware_profile& p = s.machine.profile;
+    const pulseinfer::layer_work w = s.work();
+    const double link = s.streams * w.recall_bytes / recall_speed(p);
+    const double device = (w.weight_bytes + s.streams * w.request_bytes) / p.hbm_bytes_per_second;
+    if (how.way == pulseinfer::transfer_way::automatic && w.known_ahead > 0 &&
+        link > 1.2 * device) {
+      how.way = pulseinfer::transfer_way::staged;
+    }
+    return how;
+  }
   /// What the scheduler plans with; how long a recall takes to begin is measured on the machine.
   static pulseinfer::step_speeds speeds_of(const setting& s, const carriage& how) {
     const pulseinfer::hardware_profile& p = s.machine.profile;
@@ -157,6 +166,14 @@ class engine {
             .launch_seconds = kernels_of_layer * seconds(p.kernel_launch_ns),
             .recall_seconds = std::max(0.0, recall_start_seconds(s, how) - busy),
             .recall_busy_seconds = busy};
+  }
+
+  /// What is known a layer ahead is not needed before all streams have run a layer or two.
+  [[nodiscard]] double lead_seconds() const {
+    const pulseinfer::hardware_profile& p = setting_.machine.profile;
+    const double n = std::max(1, scheduler_.counts().total());
+    return 2 * std::max(n * work_.recall_bytes / recall_speed(p),
+                        (work_.weight_bytes + n * work_.request_bytes) / p.hbm_bytes_per_second);
   }
 
   /// A stream that has nothing yet, and will decode.
@@ -170,7 +187,7 @@ class engine {
   /// Notes a token of a stream that has run all its layers.
   void end_step(stream& s) {
     const std::uint64_t now = machine_.now_ns();
-    if (++s.step == 1) {
+    if (++s.step <= warm_steps_) {
       s.first_ns = now;
     } else {
       token_seconds_.push_back(1e-9 * static_cast<double>(now - s.last_ns));
@@ -186,7 +203,6 @@ class engine {
         break;
       case pulseinfer::schedule_action::run:
         compute(d);
-        if (!ahead_at_once_) recall_ahead(d, lacks, 0);
         break;
       case pulseinfer::schedule_action::wait:
         flights_.board.sync_change(d.until_ns);
@@ -238,12 +254,10 @@ class engine {
       }
     }
     if (!waiting.empty()) recall(d.layer, waiting, units, 0);
-    if (ahead_at_once_) recall_ahead(d, lacks, 1);
+    recall_ahead(d, lacks);
   }
-  /// What is known of the next layer travels while this one computes, and not before: it would share
-  /// the link with what this layer waits for. Where the link is what takes long, it may not rest.
-  void recall_ahead(const pulseinfer::schedule_decision& d, const demand& lacks,
-                    std::int32_t layers_ahead) {
+  /// What is known of the next layer goes behind what this one waits for, and fills the link.
+  void recall_ahead(const pulseinfer::schedule_decision& d, const demand& lacks) {
     if (d.layer + 1 == setting_.model.layers) return;
     std::vector<pulseinfer::request_id> early;
     std::vector<std::int32_t> units;
@@ -253,7 +267,7 @@ class engine {
       early.push_back(id);
       units.push_back(ahead);
     }
-    if (!early.empty()) recall(d.layer + 1, early, units, layers_ahead);
+    if (!early.empty()) recall(d.layer + 1, early, units, 1);
   }
   void recall(std::int32_t layer, const std::vector<pulseinfer::request_id>& ids,
               const std::vector<std::int32_t>& units, std::int32_t layers_ahead) {
@@ -261,7 +275,8 @@ class engine {
     for (const std::int32_t n : units) count += n;
     const double bytes = setting_.unit_bytes() * static_cast<double>(count);
     recalled_bytes_ += bytes;
-    const pulseinfer::flight_id flight = flights_.board.add(carrier_.recall(layer, units)).value();
+    const pulseinfer::flight_id flight =
+        flights_.board.add(carrier_.recall(layer, units, layers_ahead * lead_seconds())).value();
     flights_.noted(flight, layer, count, ids);
     scheduler_.recalling(ids, flight, machine_.now_ns(),
                          {.bytes = bytes, .layers_ahead = layers_ahead});
@@ -275,13 +290,10 @@ class engine {
   pulseinfer::layer_scheduler scheduler_;
   flights flights_;
   backend::stream compute_;
-  bool ahead_at_once_ = work_.recall_bytes / recall_speed(setting_.machine.profile) *
-                            setting_.streams >
-                        3 * (work_.weight_bytes + setting_.streams * work_.request_bytes) /
-                            setting_.machine.profile.hbm_bytes_per_second;
   std::vector<stream> streams_;
   std::vector<double> token_seconds_, token_stalls_;
   double recalled_bytes_ = 0;
+  std::int32_t warm_steps_ = 1;     ///< of each stream, which are not noted
   std::vector<double> late_bytes_;  ///< [layers] real ones, of recalls that a layer waited for
   std::vector<std::pair<double, double>> link_use_;
 };
@@ -292,8 +304,10 @@ class decoder : public engine {
   decoder(const setting& s, const policy& how, pulseinfer::trace* trace = nullptr)
       : engine(s, how, 0.0005, trace) {}
 
-  /// All streams decode `steps` tokens, at least 2.
-  decoded run(std::int32_t steps, const demand& lacks) {
+  /// All streams decode `steps` tokens, of which the first `warm` do not count. Those that have them decode on, uncounted, until
+  /// the last one has: nobody has the machine to itself at the end.
+  decoded run(std::int32_t steps, const demand& lacks, std::int32_t warm = 1) {
+    warm_steps_ = warm;
     for (std::int32_t i = 0; i < setting_.streams; ++i) (void)open(work_.request_bytes);
     std::int32_t left = setting_.streams;
     while (left > 0) {
@@ -308,14 +322,14 @@ class decoder : public engine {
     if (scheduler_.counts()[pulseinfer::layer_state::done] == 0) return 0;
     std::int32_t ended = 0;
     for (stream& s : streams_) {
-      if (s.step >= steps || scheduler_.state_of(s.id) != pulseinfer::layer_state::done) continue;
-      end_step(s);
+      if (scheduler_.state_of(s.id) != pulseinfer::layer_state::done) continue;
       if (s.step < steps) {
-        scheduler_.restart(s.id);
+        end_step(s);
+        ended += s.step == steps ? 1 : 0;
       } else {
-        (void)scheduler_.cancel(s.id);
-        ++ended;
+        ++s.step;
       }
+      scheduler_.restart(s.id);
     }
     return ended;
   }
@@ -323,8 +337,8 @@ class decoder : public engine {
   decoded result(std::int32_t steps) {
     decoded r;
     for (const stream& s : streams_) {
-      r.tpot_seconds +=
-          1e-9 * static_cast<double>(s.last_ns - s.first_ns) / (steps - 1.0) / setting_.streams;
+      r.tpot_seconds += 1e-9 * static_cast<double>(s.last_ns - s.first_ns) / (steps - warm_steps_) /
+                        setting_.streams;
     }
     for (const double stall : token_stalls_) {
       r.stall_seconds += stall / static_cast<double>(token_stalls_.size());
@@ -345,16 +359,10 @@ class decoder : public engine {
   }
 };
 
-/// Misses as the setting says, spread evenly: over requests, layers and steps in turn.
+/// Misses as the setting says, see `even_lack`.
 inline decoder::demand even_misses(const setting& s) {
-  return [=, s = s](std::int32_t request, std::int32_t step, std::int32_t layer) {
-    const double all = s.kv.miss * s.chosen();
-    const double ahead = all * s.kv.ahead;
-    const double at = (double(step) * s.model.layers + layer) * s.streams + request;
-    const auto nth = [&](double each) {
-      return static_cast<std::int32_t>(std::floor((at + 1) * each) - std::floor(at * each));
-    };
-    return lack{nth(all) - std::min(nth(all), nth(ahead)), std::min(nth(all), nth(ahead))};
+  return [s](std::int32_t request, std::int32_t step, std::int32_t layer) {
+    return even_lack(s, request, step, layer);
   };
 }
 

@@ -352,10 +352,6 @@ class server : engine {
   // The machine.
 
   void step(std::uint64_t until) {
-    const double n = static_cast<double>(decoding_.size());
-    ahead_at_once_ = work_.recall_bytes * n / recall_speed(setting_.machine.profile) >
-                     3 * (work_.weight_bytes + n * work_.request_bytes) /
-                         setting_.machine.profile.hbm_bytes_per_second;
     const demand missing = [this](std::int32_t r, std::int32_t s, std::int32_t l) {
       return lacks(r, s, l);
     };

@@ -23,6 +23,13 @@ struct locality {
   double ahead = 0.9;  ///< p: of those, the share that is known one layer ahead
 };
 
+/// What moves recalled bytes at most: the link; or, as the staged way reads and writes each byte in
+/// DRAM before the link reads it once more, the DRAM or the workers.
+inline double recall_speed(const pulseinfer::hardware_profile& p) {
+  return std::min({p.link_bytes_per_second, p.dram_bytes_per_second / 3,
+                   p.workers * p.worker_bytes_per_second / 2});
+}
+
 struct setting {
   simulate::machine machine;
   simulate::model model;
@@ -57,7 +64,8 @@ struct setting {
     return {.weight_bytes = (model.layer_bytes() + head) / ranks + reduces,
             .request_bytes = chosen() * unit_bytes() + digest_bytes() / anchor_every,
             .recall_bytes = kv.miss * chosen() * unit_bytes(),
-            .known_ahead = kv.miss > 0 ? kv.ahead : 0};
+            .known_ahead = kv.miss > 0 ? kv.ahead : 0,
+            .layers = model.layers};
   }
 
   /// Of one rank's HBM: weights, then what each request has there.
@@ -76,5 +84,23 @@ struct setting {
     return static_cast<std::int32_t>(std::min(most, 1024.0));
   }
 };
+
+/// Blocks that a request lacks at a layer.
+struct lack {
+  std::int32_t late = 0;   ///< known when the layer is chosen for
+  std::int32_t ahead = 0;  ///< known a layer before
+};
+
+/// Misses as the setting says, spread evenly: over requests, layers and steps in turn.
+inline lack even_lack(const setting& s, std::int32_t request, std::int32_t step,
+                      std::int32_t layer) {
+  const double all = s.kv.miss * s.chosen();
+  const double ahead = all * s.kv.ahead;
+  const double at = (double(step) * s.model.layers + layer) * s.streams + request;
+  const auto nth = [&](double each) {
+    return static_cast<std::int32_t>(std::floor((at + 1) * each) - std::floor(at * each));
+  };
+  return {nth(all) - std::min(nth(all), nth(ahead)), std::min(nth(all), nth(ahead))};
+}
 
 }  // namespace simulate

@@ -20,6 +20,12 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
+/// When a recall has landed.
+enum class landing : std::uint8_t {
+  ended,     ///< when its ticket is final: the transfer engine can take another one instead
+  complete,  ///< when `ticket::is_complete`: earlier by as much as a host task takes
+};
+
 /// Tickets and events of one backend under numbers.
 ///
 /// @par Threads  one at a time
@@ -33,8 +39,10 @@ class flight_board {
 
   /// @param b            the machine of the tickets and streams
   /// @param max_flights  at a time; the scheduler's `max_flights`
+  /// @param lands        when a recall has landed
   /// @throws std::invalid_argument  unless max_flights is 1 to 1048576
-  flight_board(Backend b, std::int32_t max_flights) : backend_(b) {
+  flight_board(Backend b, std::int32_t max_flights, landing lands = landing::ended)
+      : backend_(b), lands_(lands) {
     detail::expects(max_flights >= 1 && max_flights <= 1 << 20, "flight_board: max_flights is ",
                     max_flights, ", expected 1 to ", 1 << 20);
     flights_.reserve(static_cast<std::size_t>(max_flights));
@@ -66,10 +74,10 @@ class flight_board {
     if (!is_taken(id)) return flight_state::failed;
     const flight& f = flights_[static_cast<std::size_t>(static_cast<std::int32_t>(id))];
     if (f.transfer) {
-      if (!f.transfer->is_final()) return flight_state::under_way;
-      if (f.transfer->phase() != transfer_phase::done) return flight_state::failed;
-      const transfer_report& report = f.transfer->report();
-      return report.moved == report.units ? flight_state::landed : flight_state::failed;
+      const bool is_final = f.transfer->is_final();
+      if (!is_final && lands_ == landing::ended) return flight_state::under_way;
+      if (f.transfer->is_complete()) return flight_state::landed;
+      return is_final ? flight_state::failed : flight_state::under_way;
     }
     switch (backend_.poll(f.event)) {
       case event_state::pending:
@@ -151,6 +159,7 @@ class flight_board {
   }
 
   Backend backend_;
+  landing lands_;
   std::vector<flight> flights_;
   std::vector<std::int32_t> free_;
   std::int32_t ever_taken_ = 0;  ///< no later one was, as those that are free again come first

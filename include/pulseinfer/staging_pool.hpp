@@ -38,6 +38,7 @@ template <backend Backend>
 struct staging_waiter {
   void (*chunk_ready)(staging_waiter& self, staging_chunk<Backend>& chunk) noexcept = nullptr;
   staging_waiter* next = nullptr;
+  std::uint64_t rank = 0;  ///< lower ones are served first; set before the call, not while it waits
 };
 
 /// A fixed number of chunks, handed out oldest release first, and only so many at a time: those that
@@ -46,7 +47,8 @@ struct staging_waiter {
 /// @par Threads  any
 /// @par Life     destroyed only when every chunk is back; the destructor waits for their last
 ///               events
-/// @par Cost     all calls are O(1) and allocate nothing; the constructor allocates all chunks
+/// @par Cost     all calls are O(1), a wait O(waiters), and allocate nothing; the constructor
+///               allocates all chunks
 template <backend Backend>
 class staging_pool {
  public:
@@ -93,15 +95,16 @@ class staging_pool {
   }
 
   /// A chunk, or null: then the waiter is queued, and called once (from the thread that releases)
-  /// with one. Waiters are served in the order in which they came.
+  /// with one. Waiters are served by rank, those of one rank as they came.
   /// @param w  stays where it is, and alive, until it has been called
   /// @post  the caller's work on the chunk waits for `drained` before it touches the memory
   [[nodiscard]] chunk* acquire_or_wait(waiter& w) {
     std::lock_guard lock(mutex_);
     if (size() - free_count_ < at_once_) return &take();
-    w.next = nullptr;
-    (last_waiter_ == nullptr ? first_waiter_ : last_waiter_->next) = &w;
-    last_waiter_ = &w;
+    waiter** at = &first_waiter_;
+    while (*at != nullptr && (*at)->rank <= w.rank) at = &(*at)->next;
+    w.next = *at;
+    *at = &w;
     return nullptr;
   }
 
@@ -118,7 +121,6 @@ class staging_pool {
       next = first_waiter_;
       if (next != nullptr) {
         first_waiter_ = next->next;
-        if (first_waiter_ == nullptr) last_waiter_ = nullptr;
         oldest = &take();
       }
     }
@@ -167,7 +169,6 @@ class staging_pool {
   std::int32_t free_head_ = 0;
   std::int32_t free_count_ = 0;
   waiter* first_waiter_ = nullptr;
-  waiter* last_waiter_ = nullptr;
 };
 
 }  // namespace pulseinfer

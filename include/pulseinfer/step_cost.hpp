@@ -25,6 +25,9 @@ struct layer_work {
   /// The share of `recall_bytes` that is known a layer ahead, in [0, 1]. It may travel while the
   /// layer before computes; of a group, that is two recalls a layer unless all or nothing is known.
   double known_ahead = 0;
+  /// Of a step. Of the first one nothing is known ahead, as the token before is not there; 0: so
+  /// many that this does not matter.
+  std::int32_t layers = 0;
   friend bool operator==(const layer_work&, const layer_work&) = default;
 };
 
@@ -69,6 +72,7 @@ inline void check_work(const layer_work& w) {
   check("recall_bytes", w.recall_bytes);
   expects(w.known_ahead >= 0 && w.known_ahead <= 1, "layer_work: known_ahead is ", w.known_ahead,
           ", expected 0 to 1");
+  expects(w.layers >= 0, "layer_work: layers is ", w.layers, ", expected at least 0");
 }
 inline void check_speeds(const step_speeds& s) {
   const auto speed = [](const char* name, double value) {
@@ -95,6 +99,7 @@ struct step_cost {
   double late_share = 0;    ///< of what is recalled, what is known last
   double last_recalls = 0;  ///< of a group and layer, of what is known last: 0 to 1
   double ahead_recalls = 0;
+  double first = 0;  ///< share of the layers of which nothing is known ahead
 
   step_cost(const layer_work& w, const step_speeds& s) noexcept
       : group(w.weight_bytes / s.device_bytes_per_second + s.launch_seconds),
@@ -102,9 +107,10 @@ struct step_cost {
         recall(w.recall_bytes / s.link_bytes_per_second),
         busy(s.recall_busy_seconds),
         start(s.recall_seconds),
-        late_share(1 - w.known_ahead),
+        late_share(w.layers > 0 ? 1 - w.known_ahead * (1 - 1.0 / w.layers) : 1 - w.known_ahead),
         last_recalls(w.recall_bytes > 0 && w.known_ahead < 1 ? 1 : 0),
-        ahead_recalls(w.recall_bytes > 0 && w.known_ahead > 0 ? 1 : 0) {}
+        ahead_recalls(w.recall_bytes > 0 && w.known_ahead > 0 ? 1 : 0),
+        first(w.layers > 0 && w.recall_bytes > 0 ? 1.0 / w.layers : 0) {}
 
   [[nodiscard]] layer_seconds of(std::int32_t requests, std::int32_t groups,
                                  std::int32_t largest) const noexcept {
@@ -114,6 +120,9 @@ struct step_cost {
     const double travels = recall * static_cast<double>(largest);
     const double computes = group + request * static_cast<double>(largest);
     layer_seconds layer{.compute = g * group + n * request, .link = g * recalls + n * recall};
+    // With one group the link rests while the last layer computes: what the first one lacks is known
+    // only then. Recalls of other groups would fill that.
+    if (groups == 1) layer.link += first * (computes + start);
     layer.path = computes + travels * late_share + last_recalls * (busy + start);
     if (ahead_recalls > 0) {
       // From the choice for a layer until the next layer but one begins to compute, what is known

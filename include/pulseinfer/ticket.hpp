@@ -84,6 +84,7 @@ struct ticket_state {
   typename Backend::event pages_usable;  ///< after the last work on the engine's pages
   std::atomic<transfer_phase> phase{transfer_phase::done};
   std::atomic<bool> held{false};  ///< a ticket points here
+  bool ends_with_pages = false;   ///< a recall of units: nothing follows when the pages are usable
   std::atomic<bool> cancel{false};
   std::atomic<bool> incomplete{
       false};  ///< recall: some pages will not be filled; set before `submitted`
@@ -122,6 +123,17 @@ class [[nodiscard]] ticket {
   }
   /// The transfer has ended, well or not.
   [[nodiscard]] bool is_final() const noexcept { return state_->is_final(); }
+
+  /// All units have come, and work that is enqueued from now on may use their pages, on any stream.
+  /// Of `recall_units` this is true a little before it has ended: a host task has yet to see it.
+  /// False where some units will not come. Asks the device for one event at most.
+  [[nodiscard]] bool is_complete() const noexcept {
+    const transfer_phase now = phase();
+    if (now == transfer_phase::done) return state_->report.moved == state_->report.units;
+    return now == transfer_phase::submitted && state_->ends_with_pages &&
+           !state_->incomplete.load(std::memory_order_acquire) &&
+           state_->backend.poll(state_->pages_usable) == event_state::done;
+  }
 
   /// Makes a stream wait until the pages can be used on it: a recall has filled them, or an offload
   /// has read them. Never blocks, and may be called for several streams.

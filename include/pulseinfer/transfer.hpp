@@ -34,8 +34,9 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 /// that read them before); an offload reads its pages after the same (the kernels that wrote them).
 /// Use of the pages afterwards is ordered by `ticket::enqueue_wait`.
 ///
-/// Transfers share the link chunk by chunk; a small one passes a long one at the next chunk. Recalls
-/// go before offloads on the workers and on the device.
+/// Transfers share the link chunk by chunk; a small one passes a long one at the next chunk. With
+/// `link_bytes_per_second` the one that would end first goes first, at each chunk. Recalls go before
+/// offloads on the workers and on the device.
 ///
 /// Errors: a broken precondition throws and changes nothing. A failure later is in the ticket:
 /// units say which, the store keeps what it had, and the pages of failed units are not ready. After
@@ -94,6 +95,13 @@ class transfer_engine {
   [[nodiscard]] std::optional<ticket<Backend>> recall(const resolved_step& step,
                                                       std::span<const sequence_id> sequences,
                                                       stream_ref stream) {
+    return recall(step, sequences, 0, stream);
+  }
+  /// The same, ahead of need: nobody waits for it before so many ns have gone by. Those that are
+  /// needed now go before it, see `transfer_options::link_bytes_per_second`.
+  [[nodiscard]] std::optional<ticket<Backend>> recall(const resolved_step& step,
+                                                      std::span<const sequence_id> sequences,
+                                                      std::uint64_t lead_ns, stream_ref stream) {
     detail::expects(step.is_open(), "recall: the step was not resolved, or has ended");
     const detail::recall_state before = step.record->recall.load(std::memory_order_acquire);
     detail::expects(before != detail::recall_state::under_way,
@@ -103,7 +111,7 @@ class transfer_engine {
     detail::expects(std::int64_t{step.rows} * step.k <= options_.max_units, "recall: the step has ",
                     step.rows, " x ", step.k, " units, expected at most max_units, which is ",
                     options_.max_units);
-    auto* s = in_.take(step.layer, sequences);
+    auto* s = in_.take(step.layer, sequences, lead_ns);
     if (s == nullptr) return std::nullopt;
     s->step = step.record;
     step.record->recall.store(detail::recall_state::under_way, std::memory_order_relaxed);
@@ -130,8 +138,17 @@ class transfer_engine {
                                                             std::span<const sequence_id> sequences,
                                                             std::span<const unit_target> units,
                                                             stream_ref stream) {
+    return recall_units(layer, sequences, units, 0, stream);
+  }
+  /// The same, ahead of need: nobody waits for it before so many ns have gone by. Those that are
+  /// needed now go before it, see `transfer_options::link_bytes_per_second`.
+  [[nodiscard]] std::optional<ticket<Backend>> recall_units(std::int32_t layer,
+                                                            std::span<const sequence_id> sequences,
+                                                            std::span<const unit_target> units,
+                                                            std::uint64_t lead_ns,
+                                                            stream_ref stream) {
     check_units("recall_units", layer, sequences, units);
-    auto* s = in_.take(layer, sequences);
+    auto* s = in_.take(layer, sequences, lead_ns);
     if (s == nullptr) return std::nullopt;
     s->targets.assign(units.begin(), units.end());  // a worker looks them up
     return in_.start(*s, stream);

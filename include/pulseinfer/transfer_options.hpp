@@ -26,13 +26,18 @@ struct unit_target {
 /// Sizes and limits of a transfer engine.
 ///
 /// Chunks of a transfer start small, so that the link starts early, double up to `chunk_bytes`, and
-/// get small again at its end, so that little is left to do behind the last DMA.
+/// get small again at its end, so that little is left to do behind the last DMA. With
+/// `first_chunk_share` there are fewer: each costs the link a call.
 struct transfer_options {
   /// A direction: pinned, and as much on the device; cut into chunks, 4,096 at most. Lists of 12
   /// bytes a unit come on top.
   std::int64_t staging_bytes = 64 << 20;
   std::int64_t chunk_bytes = 4 << 20;          ///< one DMA at most; at least a unit
   std::int64_t first_chunk_bytes = 256 << 10;  ///< one DMA at least; cut to a unit ... a chunk
+  /// One in so many of a transfer is its first chunk, within the two sizes above, and each next one
+  /// is a fifth larger, to the end; a recall that is not staged goes in full chunks, as nobody
+  /// gathers it. 0: as said above.
+  std::int32_t first_chunk_share = 0;
   /// What one worker gathers of it at least; cut to a unit ... a chunk. A chunk has at most 16 parts.
   std::int64_t part_bytes = 64 << 10;
   /// Chunks of a direction that are gathered or on the link at a time. More keep more workers busy,
@@ -42,6 +47,11 @@ struct transfer_options {
   std::int32_t max_rows = 64;             ///< rows of a transfer
   std::int64_t max_units = 16384;         ///< units of a transfer
   int max_ctas = 0;  ///< what gather, scatter and pull kernels may take of the device (0: no limit)
+  /// About, of a direction: orders its transfers by when they would end if they had the link from
+  /// their call, or from their lead, on. One that is nearly through is not held up by one that has
+  /// just begun, a small one passes a long one, and no one is passed for longer than it takes by
+  /// itself. 0: they take turns, a chunk each.
+  double link_bytes_per_second = 0;
   transfer_way way = transfer_way::staged;   ///< of recalls; offloads are always staged
   std::optional<transfer_costs> costs = {};  ///< what `automatic` goes by, see calibration.hpp
   link_monitor* monitor = nullptr;           ///< told of every chunk; outlives the engine
@@ -72,12 +82,17 @@ inline transfer_options checked_transfer_options(const kv_geometry& store, const
   check("chunk_bytes", o.chunk_bytes, store.unit_bytes(), std::int64_t{1} << 38);
   check("staging_bytes", o.staging_bytes, 2 * o.chunk_bytes, std::int64_t{1} << 40);
   check("first_chunk_bytes", o.first_chunk_bytes, 1, std::int64_t{1} << 38);
+  check("first_chunk_share", o.first_chunk_share, 0, 4096);
   check("part_bytes", o.part_bytes, 1, std::int64_t{1} << 38);
   check("chunks_in_flight", o.chunks_in_flight, 1, 4096);
   check("transfers_in_flight", o.transfers_in_flight, 1, 4096);
   check("max_rows", o.max_rows, 1, max_extent);
   check("max_units", o.max_units, 1, 1 << 24);
   check("max_ctas", o.max_ctas, 0, 1 << 20);
+  expects(o.link_bytes_per_second == 0 ||
+              (o.link_bytes_per_second >= 1 && o.link_bytes_per_second <= 1e18),
+          "transfer_engine: link_bytes_per_second is ", o.link_bytes_per_second,
+          ", expected 0, or 1 to 1e18");
   check_way(o.way, o.costs);
   return o;
 }

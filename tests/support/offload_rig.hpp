@@ -62,6 +62,7 @@ struct rig_options {
   std::vector<std::int32_t> pages_of_layer = {};
   pulseinfer::link_monitor* monitor = nullptr;
   bool predicts = false;
+  double link_bytes_per_second = 0;
 };
 
 template <class Backend>
@@ -105,6 +106,7 @@ class offload_rig {
                .transfers_in_flight = o.transfers_in_flight,
                .max_rows = 3,
                .max_units = 80,
+               .link_bytes_per_second = o.link_bytes_per_second,
                .way = o.way,
                .costs = o.costs,
                .monitor = o.monitor}) {}

@@ -49,7 +49,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
         copy_(b.make_stream(stream_priority::high)),
         scatter_(b.make_stream(stream_priority::high)),
         stores_(stores_for_ring(options.staging_bytes)),
-        strips_(strips_of(pool.layout())),
+        strips_(strips_of(pool)),
         way_(options.way) {}
   ~recall_pipeline() { this->sync_all(); }
 
@@ -104,10 +104,18 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     s.report.predicted_seconds = chosen.seconds;
   }
   /// Runs of bytes of a unit. Units that are adjacent on both sides have fewer; that is rare.
-  [[nodiscard]] static std::int64_t strips_of(const block_layout& layout) noexcept {
-    std::int64_t strips = 0;
-    for (std::int32_t p = 0; p < layout.planes; ++p) strips += layout.plane[p].strips;
-    return strips;
+  [[nodiscard]] static std::int64_t strips_of(const kv_pool& pool) {
+    const block_layout& layout = pool.layout();
+    const layer_planes& planes = pool.layer(0);
+    std::int64_t runs = 0;
+    const std::byte* tensor = nullptr;
+    std::int64_t end = -1;  // of the last strip, in the pool; planes of one tensor may go on there
+    each_strip(layout, 0, [&](std::int32_t p, std::int64_t in_pool, std::int64_t, std::size_t n) {
+      runs += planes.plane[p] == tensor && in_pool == end ? 0 : 1;
+      tensor = planes.plane[p];
+      end = in_pool + static_cast<std::int64_t>(n);
+    });
+    return runs;
   }
 
   /// Reads what the resolve kernel mirrored.

@@ -159,7 +159,8 @@ class schedule_grouping {
     std::int32_t distance = 0;
   };
 
-  /// How many groups there should be. Numbers that are as good as the one before change nothing.
+  /// How many groups there should be: the fewest that are nearly as good as the best number, as
+  /// fewer groups stand less in each other's way. Fewer than that stay while they are not much worse.
   void plan(const schedule_books& books) noexcept {
     std::int32_t n = books.counts[layer_state::done];
     for (int s = 0; s <= static_cast<int>(layer_state::running); ++s) n += books.counts.of[s];
@@ -172,8 +173,12 @@ class schedule_grouping {
     if (held > 0) work_.request_bytes = bytes_ / held;
     const step_cost cost = cost_now();
     const group_plan best = cheapest_groups(cost, n, options_.max_groups);
-    const bool keep = groups_ <= n && cost.of(n, groups_).total() <= 1.03 * best.layer.total();
-    if (!keep) groups_ = best.groups;
+    const auto is_near = [&](std::int32_t groups, double factor) {
+      return cost.of(n, groups).total() <= factor * best.layer.total();
+    };
+    std::int32_t fewest = 1;
+    while (fewest < best.groups && !is_near(fewest, 1.03)) ++fewest;
+    if (groups_ > fewest || !is_near(groups_, 1.05)) groups_ = fewest;
     planned_for_ = n;
     planned_recall_ = work_.recall_bytes;
     planned_ahead_ = ahead_bytes_;

@@ -3,9 +3,8 @@
 /// What recall and offload have in common: how a transfer goes from chunk to chunk as host tasks.
 ///
 /// A transfer asks for chunks as long as it has units to deal out. Chunks go to the transfers in
-/// the order in which they asked, and each asks again only behind the others: so they share the
-/// link, and a small one passes a long one at the next chunk. Every chunk is a host task of its
-/// own; those of one transfer run side by side on as many workers as there are.
+/// the order in which they asked, or by when they would end (see transfer_options.hpp), and each
+/// asks again behind the others: so a small one passes a long one at the next chunk.
 #pragma once
 
 #include <algorithm>
@@ -92,7 +91,8 @@ class transfer_pipeline {
   }
 
   /// Takes a state and the leases of its rows; null if no state is to be had. All or nothing.
-  [[nodiscard]] state* take(std::int32_t layer, std::span<const sequence_id> sequences) {
+  [[nodiscard]] state* take(std::int32_t layer, std::span<const sequence_id> sequences,
+                            std::uint64_t lead_ns = 0) {
     pool_->check_layer(layer);
     expects(sequences.size() <= static_cast<std::size_t>(options_.max_rows),
             "transfer: ", sequences.size(), " rows, expected at most max_rows, which is ",
@@ -111,6 +111,7 @@ class transfer_pipeline {
     }
     s.reset();
     s.layer = layer;
+    s.lead_ns = lead_ns;
     return &s;
   }
 
@@ -118,6 +119,7 @@ class transfer_pipeline {
   [[nodiscard]] ticket<Backend> start(state& s, stream_ref stream) {
     s.report.requested_ns = backend_.now_ns();
     s.report.way = self().way_;
+    s.ends_with_pages = Derived::direction == copy_direction::host_to_device && s.step == nullptr;
     s.phase.store(transfer_phase::pending, std::memory_order_relaxed);
     s.held.store(true, std::memory_order_relaxed);
     s.shares = 1;
@@ -175,13 +177,15 @@ class transfer_pipeline {
     backend_.host_async({&event, 1}, task_of<Body>(target, Derived::urgency), {bytes});
   }
 
-  /// With a share: hands over chunks while there are some to be had, then gives the share up.
-  void advance(state& s) noexcept {
-    for (;;) {
+  /// With a share: hands over chunks while there are some, then gives the share up. The first task of
+  /// a transfer lists the first chunk itself, if that is all there is to do with it.
+  void advance(state& s, bool is_first = false) noexcept {
+    for (;; is_first = false) {
       job* claimed = nullptr;
       {
         std::lock_guard lock(s.mutex);
         if (!s.is_waiting && s.has_more()) {
+          s.rank = s.rank_of(unit_size(), options_.link_bytes_per_second);
           if (chunk* c = staging_.acquire_or_wait(s)) {
             claimed = &claim(s, *c);
           } else {
@@ -192,7 +196,11 @@ class transfer_pipeline {
         if (claimed == nullptr && --s.shares > 0) return;
       }
       if (claimed == nullptr) return conclude(s);
-      hand_over(*claimed);
+      if (is_first && only_lists(s) && backend_.poll(claimed->at->drained) == event_state::done) {
+        work_on(*claimed);
+      } else {
+        hand_over(*claimed);
+      }
     }
   }
 
@@ -254,8 +262,7 @@ class transfer_pipeline {
   }
 
   /// Waits on the worker itself, which may poll but not sync; true if the event is done in the end.
-  /// For the rare case that no host task can be had: a transfer that ended before its work would
-  /// have the engine use pages that are still written.
+  /// For when no host task can be had: ended early, a transfer would have pages used too early.
   [[nodiscard]] bool watch(const typename Backend::event& e) noexcept {
     event_state seen = backend_.poll(e);
     for (; seen == event_state::pending; seen = backend_.poll(e)) std::this_thread::yield();
@@ -286,6 +293,10 @@ class transfer_pipeline {
     self().leave(s);
   }
 
+  /// Whether a recall's units are read where they lie.
+  [[nodiscard]] bool only_lists(const state& s) noexcept {
+    return Derived::direction == copy_direction::host_to_device && !self().takes_parts(s);
+  }
   static std::int32_t chunks_of(const transfer_options& o) noexcept {
     return static_cast<std::int32_t>(std::min<std::int64_t>(o.staging_bytes / o.chunk_bytes, 4096));
   }
@@ -296,7 +307,7 @@ class transfer_pipeline {
     j.owner = &s;
     j.at = &c;
     j.first = s.next;
-    j.count = shape_.count(s.chunks, s.order.size() - s.next);
+    j.count = shape_.count(s.chunks, s.order.size() - s.next, s.order.size(), only_lists(s));
     j.part_units = self().takes_parts(s) ? shape_.part_of(j.count) : j.count;
     j.next_part.store(0, std::memory_order_relaxed);
     j.is_dropped.store(false, std::memory_order_relaxed);
@@ -331,7 +342,7 @@ class transfer_pipeline {
       fail(s, std::current_exception());
     }
     s.link.resize(s.order.size() * unit_size());
-    advance(s);
+    advance(s, true);
   }
 
   /// Host task with a drained chunk: prepares a part of it.

@@ -29,6 +29,7 @@ struct chunk_shape {
   std::int64_t units = 0;       ///< of a full chunk
   std::int64_t least = 0;       ///< of the first one
   std::int64_t part = 0;        ///< of what one worker gathers at least
+  std::int64_t share = 0;       ///< one in so many of a transfer is its first chunk; 0: no matter
   std::int64_t list_bytes = 0;  ///< an address a unit
   std::int64_t head_bytes = 0;  ///< a page id a unit
   std::int64_t bytes = 0;
@@ -39,8 +40,15 @@ struct chunk_shape {
   [[nodiscard]] std::size_t part_of(std::size_t count) const noexcept {
     return std::max(static_cast<std::size_t>(part), (count + most_parts - 1) / most_parts);
   }
-  /// Units of chunk number `chunk` of a transfer of which `left` are to be dealt out.
-  [[nodiscard]] std::size_t count(std::int64_t chunk, std::size_t left) const noexcept {
+  /// Units of chunk number `chunk` of a transfer of `all`, of which `left` are to be dealt out.
+  [[nodiscard]] std::size_t count(std::int64_t chunk, std::size_t left, std::size_t all,
+                                  bool only_lists = false) const noexcept {
+    if (share > 0 && only_lists) return std::min(left, static_cast<std::size_t>(units));
+    if (share > 0) {
+      std::int64_t growing = std::max(least, static_cast<std::int64_t>(all) / share);
+      for (std::int64_t i = 0; i < chunk && growing < units; ++i) growing += growing / 5;
+      return std::min(left, static_cast<std::size_t>(std::min(growing, units)));
+    }
     const std::int64_t growing = chunk < 32 ? least << chunk : units;
     const auto shrinking = std::max(static_cast<std::int64_t>((left + 1) / 2), least);
     return std::min(left, static_cast<std::size_t>(std::min({growing, shrinking, units})));
@@ -52,6 +60,7 @@ struct chunk_shape {
   chunk_shape shape{.units = o.chunk_bytes / unit_bytes};
   shape.least = std::clamp<std::int64_t>(o.first_chunk_bytes / unit_bytes, 1, shape.units);
   shape.part = std::clamp<std::int64_t>(o.part_bytes / unit_bytes, 1, shape.units);
+  shape.share = o.first_chunk_share;
   shape.list_bytes = round_up(shape.units * std::int64_t{sizeof(std::byte*)});
   shape.head_bytes = round_up(shape.units * std::int64_t{sizeof(std::int32_t)});
   shape.bytes = round_up(shape.list_bytes + shape.head_bytes + shape.units * unit_bytes);
@@ -82,6 +91,14 @@ struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
   [[nodiscard]] bool has_more() const noexcept {
     return next < order.size() && !this->error && !this->cancel.load(std::memory_order_acquire);
   }
+  /// When the transfer would end, had it a link of that speed to itself from when it is needed on;
+  /// 0 where there is no speed. Under the mutex.
+  [[nodiscard]] std::uint64_t rank_of(std::size_t unit_bytes, double speed) const noexcept {
+    if (speed == 0) return 0;
+    const auto bytes = static_cast<double>((order.size() - next) * unit_bytes);
+    const auto takes_ns = static_cast<std::uint64_t>(1e9 * std::min(bytes / speed, 1e6));
+    return this->report.requested_ns + lead_ns + takes_ns;
+  }
   void reset() noexcept {
     step = nullptr;
     this->units.clear();
@@ -100,6 +117,7 @@ struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
 
   Pipeline* pipeline;
   std::int32_t layer = 0;
+  std::uint64_t lead_ns = 0;  ///< it is not needed before
   step_record* step = nullptr;
   std::vector<typename Pipeline::lease> leases;
   const std::byte* store_on_device = nullptr;  ///< recall that pulls: where kernels see the store
