@@ -297,23 +297,13 @@ class transfer_pipeline {
   [[nodiscard]] bool only_lists(const state& s) noexcept {
     return Derived::direction == copy_direction::host_to_device && !self().takes_parts(s);
   }
-  static std::int32_t chunks_of(const transfer_options& o) noexcept {
-    return static_cast<std::int32_t>(std::min<std::int64_t>(o.staging_bytes / o.chunk_bytes, 4096));
-  }
 
   /// The next units of the transfer, in a chunk, with a share for whoever works on them.
   [[nodiscard]] job& claim(state& s, chunk& c) noexcept {
     job& j = jobs_[static_cast<std::size_t>(c.index)];
-    j.owner = &s;
-    j.at = &c;
-    j.first = s.next;
-    j.count = shape_.count(s.chunks, s.order.size() - s.next, s.order.size(), only_lists(s));
-    j.part_units = self().takes_parts(s) ? shape_.part_of(j.count) : j.count;
-    j.next_part.store(0, std::memory_order_relaxed);
-    j.is_dropped.store(false, std::memory_order_relaxed);
-    j.parts_left.store(j.parts(), std::memory_order_relaxed);
-    s.next += j.count;
-    ++s.chunks;
+    const std::size_t units =
+        shape_.count(s.chunks, s.order.size() - s.next, s.order.size(), only_lists(s));
+    j.claim(s, c, units, self().takes_parts(s) ? shape_.part_of(units) : units);
     ++s.shares;
     return j;
   }

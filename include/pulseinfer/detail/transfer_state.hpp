@@ -54,6 +54,10 @@ struct chunk_shape {
     return std::min(left, static_cast<std::size_t>(std::min({growing, shrinking, units})));
   }
 };
+
+[[nodiscard]] inline std::int32_t chunks_of(const transfer_options& o) noexcept {
+  return static_cast<std::int32_t>(std::min<std::int64_t>(o.staging_bytes / o.chunk_bytes, 4096));
+}
 [[nodiscard]] inline chunk_shape shape_of_chunk(const transfer_options& o,
                                                 std::int64_t unit_bytes) {
   const auto round_up = [](std::int64_t n) { return (n + 255) / 256 * 256; };
@@ -147,6 +151,20 @@ struct chunk_job {
   std::atomic<std::size_t> parts_left{0};
   std::atomic<bool> is_dropped{false};  ///< no worker could be had for a part
 
+  /// The next units of a transfer, in a chunk. No part of the job's last chunk is left.
+  void claim(transfer_state<Backend, Pipeline>& s, staging_chunk<Backend>& c, std::size_t units,
+             std::size_t units_of_part) noexcept {
+    owner = &s;
+    at = &c;
+    first = s.next;
+    count = units;
+    part_units = units_of_part;
+    next_part.store(0, std::memory_order_relaxed);
+    is_dropped.store(false, std::memory_order_relaxed);
+    parts_left.store(parts(), std::memory_order_relaxed);
+    s.next += units;
+    ++s.chunks;
+  }
   [[nodiscard]] std::size_t parts() const noexcept { return (count + part_units - 1) / part_units; }
 };
 
