@@ -164,7 +164,7 @@ class carrier {
     pulseinfer::transfer_options o;
     o.chunk_bytes = how.serial ? std::max(all, geometry_.unit_bytes()) : scaled_bytes(3 << 20);
     o.first_chunk_bytes = how.serial ? o.chunk_bytes : scaled_bytes(512 << 10);
-    o.first_chunk_share = how.serial ? 0 : 5;
+    o.first_chunk_share = how.serial ? 0 : 7;
     o.staging_bytes = std::max(2 * o.chunk_bytes, scaled_bytes(48 << 20));
     o.part_bytes = scaled_bytes(32 << 10);
     o.chunks_in_flight = 5;

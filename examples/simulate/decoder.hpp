@@ -203,6 +203,7 @@ class engine {
         break;
       case pulseinfer::schedule_action::run:
         compute(d);
+        if (!ahead_at_once()) recall_ahead(d, lacks, 0);
         break;
       case pulseinfer::schedule_action::wait:
         flights_.board.sync_change(d.until_ns);
@@ -254,10 +255,19 @@ class engine {
       }
     }
     if (!waiting.empty()) recall(d.layer, waiting, units, 0);
-    recall_ahead(d, lacks);
+    if (ahead_at_once()) recall_ahead(d, lacks, 1);
   }
-  /// What is known of the next layer goes behind what this one waits for, and fills the link.
-  void recall_ahead(const pulseinfer::schedule_decision& d, const demand& lacks) {
+  /// Whether what is known of the next layer is recalled when this one chooses, not when it runs:
+  /// where the link is what takes long, it may not rest.
+  [[nodiscard]] bool ahead_at_once() const {
+    const pulseinfer::hardware_profile& p = setting_.machine.profile;
+    const double n = std::max(1, scheduler_.counts().total());
+    return n * work_.recall_bytes / recall_speed(p) >
+           (work_.weight_bytes + n * work_.request_bytes) / p.hbm_bytes_per_second;
+  }
+  /// What is known of the next layer goes behind what this one waits for.
+  void recall_ahead(const pulseinfer::schedule_decision& d, const demand& lacks,
+                    std::int32_t layers_ahead) {
     if (d.layer + 1 == setting_.model.layers) return;
     std::vector<pulseinfer::request_id> early;
     std::vector<std::int32_t> units;
@@ -267,7 +277,7 @@ class engine {
       early.push_back(id);
       units.push_back(ahead);
     }
-    if (!early.empty()) recall(d.layer + 1, early, units, 1);
+    if (!early.empty()) recall(d.layer + 1, early, units, layers_ahead);
   }
   void recall(std::int32_t layer, const std::vector<pulseinfer::request_id>& ids,
               const std::vector<std::int32_t>& units, std::int32_t layers_ahead) {
