@@ -52,8 +52,8 @@ class failing_backend : public Base {
     });
   }
   /// The nth poll from now on says that the event failed, after something else.
-  void arm_poll(int nth, std::function<void()> first) {
-    plan_->polled = std::move(first);
+  void arm_poll(int nth, void (*first)()) {
+    plan_->polled = first;
     arm(job::poll, nth, {});
   }
   /// True if the armed call has come.
@@ -105,7 +105,7 @@ class failing_backend : public Base {
     job which = job::copy;
     std::atomic<int> left{0};
     action what;
-    std::function<void()> polled;
+    void (*polled)() = nullptr;
   };
   [[nodiscard]] bool is_struck(job which) const noexcept {
     if (which != plan_->which || plan_->left.load() <= 0) return false;
