@@ -24,8 +24,9 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 /// - Who is complete runs, in the order in which groups became complete: no convoy behind a load.
 /// - Who is not complete, or waits for another group to become one with it, waits as long as
 ///   something else runs. When the device has nothing else, waiting may cost as much as reading the
-///   weights once more, which is what going without the others costs; and where they are not
-///   expected by then, nothing.
+///   weights once more, which is what going without the others costs; for two groups that should be
+///   one, as much again as a layer waits for its recalls by plan, as they are better off for many
+///   layers; and where the others are not expected by then, nothing.
 /// - What is ready for `max_wait_batches` batches runs, whatever else holds.
 class schedule_grouping {
  public:
@@ -106,8 +107,9 @@ class schedule_grouping {
     tempted_since_ = std::min(tempted_since_, now_ns);
     const double again = work_.weight_bytes / options_.speeds.device_bytes_per_second +
                          options_.speeds.launch_seconds;
-    const std::uint64_t until = after(tempted_since_, again);
-    const std::int32_t late = is_held(books, partial) ? hold_.other : partial;
+    const bool held = is_held(books, partial);
+    const std::uint64_t until = after(tempted_since_, held ? again + planned_wait_ : again);
+    const std::int32_t late = held ? hold_.other : partial;
     if (now_ns < until && due_ns(books, late, now_ns) <= until) return {-1, until};
     tempted_since_ = no_deadline;
     release_hold(books, partial);
@@ -179,6 +181,8 @@ class schedule_grouping {
     std::int32_t fewest = 1;
     while (fewest < best.groups && !is_near(fewest, 1.03)) ++fewest;
     if (groups_ > fewest || !is_near(groups_, 1.05)) groups_ = fewest;
+    const layer_seconds planned = cost.of(n, groups_);
+    planned_wait_ = planned.total() - planned.compute;
     planned_for_ = n;
     planned_recall_ = work_.recall_bytes;
     planned_ahead_ = ahead_bytes_;
@@ -312,6 +316,7 @@ class schedule_grouping {
   std::int32_t planned_for_ = 1;
   double planned_recall_ = -1;
   double planned_ahead_ = 0;
+  double planned_wait_ = 0;  ///< of the device, a layer: for recalls
   hold hold_;
   std::uint64_t no_hold_until_ = 0;
   std::uint64_t tempted_since_ = no_deadline;
