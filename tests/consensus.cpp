@@ -39,6 +39,20 @@ using scene = test::selection_scene<backend>;
 using test::score_of;
 constexpr std::int32_t block_tokens = test::selection_block_tokens;
 
+/// Digests of all kinds and elements.
+template <class Body>
+void each_digest(Body body) {
+  for (const digest_kind kind :
+       {digest_kind::mean, digest_kind::min_max, digest_kind::centre_distance}) {
+    for (const element_type element : {element_type::f32, element_type::f16, element_type::bf16,
+                                       element_type::f8_e4m3, element_type::i8}) {
+      CAPTURE(static_cast<int>(kind));
+      CAPTURE(static_cast<int>(element));
+      body(kind, element);
+    }
+  }
+}
+
 }  // namespace
 
 TEST_CASE("consensus: heads that disagree agree on what most of them want") {
@@ -414,31 +428,25 @@ TEST_CASE("fault 49: a budget larger than what there is takes all of it, an empt
 
 TEST_CASE("fault 52: blocks with NaN keys, and blocks without a digest, rank last") {
   each([](backend machine) {
-    for (const digest_kind kind :
-         {digest_kind::mean, digest_kind::min_max, digest_kind::centre_distance}) {
-      // With a scale a NaN is all of its part.
-      for (const element_type element : {element_type::f32, element_type::f16, element_type::bf16,
-                                         element_type::f8_e4m3, element_type::i8}) {
-        CAPTURE(static_cast<int>(kind));
-        CAPTURE(static_cast<int>(element));
-        scene s(machine,
-                {.query_heads = 2, .kind = kind, .digest = element, .tokens = {12 * block_tokens}});
-        s.randomise(9);
-        s.keys().set(0, 0, 4, 0, 1, not_a_number);
-        s.keys().set(0, 0, 6, 3, 2, -not_a_number);
-        s.upload();
-        const auto choose = [&](std::int32_t budget) {
-          return s.select({.query_heads = 2,
-                           .budget_blocks = budget,
-                           .window_blocks = 0,
-                           .lambda = 0.0f,
-                           .max_rows = 1})[0];
-        };
-        CHECK((choose(9) == std::vector<std::int32_t>{1, 2, 3, 5, 7, 8, 9, 10, 11}));
-        CHECK((choose(10) == std::vector<std::int32_t>{1, 2, 3, 4, 5, 7, 8, 9, 10, 11}));
-        CHECK(choose(11).size() == 11);
-      }
-    }
+    // With a scale a NaN is all of its part.
+    each_digest([&](digest_kind kind, element_type element) {
+      scene s(machine,
+              {.query_heads = 2, .kind = kind, .digest = element, .tokens = {12 * block_tokens}});
+      s.randomise(9);
+      s.keys().set(0, 0, 4, 0, 1, not_a_number);
+      s.keys().set(0, 0, 6, 3, 2, -not_a_number);
+      s.upload();
+      const auto choose = [&](std::int32_t budget) {
+        return s.select({.query_heads = 2,
+                         .budget_blocks = budget,
+                         .window_blocks = 0,
+                         .lambda = 0.0f,
+                         .max_rows = 1})[0];
+      };
+      CHECK((choose(9) == std::vector<std::int32_t>{1, 2, 3, 5, 7, 8, 9, 10, 11}));
+      CHECK((choose(10) == std::vector<std::int32_t>{1, 2, 3, 4, 5, 7, 8, 9, 10, 11}));
+      CHECK(choose(11).size() == 11);
+    });
     scene s(machine, {.query_heads = 1, .tokens = {70 * block_tokens}});
     s.randomise(9);
     s.upload(64);  // a tile
@@ -497,37 +505,31 @@ TEST_CASE("fault 52: a block that is NaN for one query of the group ranks last, 
 
 TEST_CASE("fault 52: blocks that are reserved and never digested rank last, whatever lay there") {
   each([](backend machine) {
-    for (const digest_kind kind :
-         {digest_kind::mean, digest_kind::min_max, digest_kind::centre_distance}) {
-      for (const element_type element : {element_type::f32, element_type::f16, element_type::bf16,
-                                         element_type::f8_e4m3, element_type::i8}) {
-        CAPTURE(static_cast<int>(kind));
-        CAPTURE(static_cast<int>(element));
-        scene s(machine, {.query_heads = 2,
-                          .kv_heads = 2,
-                          .kind = kind,
-                          .digest = element,
-                          .tokens = {30 * block_tokens}});
-        // The last ones would be the best.
-        for (std::int32_t block = 0; block < 30; ++block) {
-          for (std::int64_t i = 0; i < 32; ++i) {
-            s.keys().set(0, 0, block, i / 8, i % 8, static_cast<float>(block));
-          }
+    each_digest([&](digest_kind kind, element_type element) {
+      scene s(machine, {.query_heads = 2,
+                        .kv_heads = 2,
+                        .kind = kind,
+                        .digest = element,
+                        .tokens = {30 * block_tokens}});
+      // The last ones would be the best.
+      for (std::int32_t block = 0; block < 30; ++block) {
+        for (std::int64_t i = 0; i < 32; ++i) {
+          s.keys().set(0, 0, block, i / 8, i % 8, static_cast<float>(block));
         }
-        for (std::int32_t i = 0; i < 8; ++i) s.query(0, i / 4, i % 4) = i % 4 == 0 ? 0.0f : 1.0f;
-        s.upload();
-        const consensus_options o{.query_heads = 2,
-                                  .budget_blocks = 4,
-                                  .sink_blocks = 0,
-                                  .window_blocks = 0,
-                                  .max_rows = 1};
-        CHECK((s.select(o) == lists{{26, 27, 28, 29}}));
-        s.digests().release(0, s.stream());
-        REQUIRE(s.digests().reserve(0, 30, s.stream()));
-        s.digests().build(0, 0, 0, 9, s.keys().pool(), s.keys().device_table(), s.stream());
-        CHECK((s.select(o) == lists{{5, 6, 7, 8}}));
       }
-    }
+      for (std::int32_t i = 0; i < 8; ++i) s.query(0, i / 4, i % 4) = i % 4 == 0 ? 0.0f : 1.0f;
+      s.upload();
+      const consensus_options o{.query_heads = 2,
+                                .budget_blocks = 4,
+                                .sink_blocks = 0,
+                                .window_blocks = 0,
+                                .max_rows = 1};
+      CHECK((s.select(o) == lists{{26, 27, 28, 29}}));
+      s.digests().release(0, s.stream());
+      REQUIRE(s.digests().reserve(0, 30, s.stream()));
+      s.digests().build(0, 0, 0, 9, s.keys().pool(), s.keys().device_table(), s.stream());
+      CHECK((s.select(o) == lists{{5, 6, 7, 8}}));
+    });
   });
 }
 

@@ -436,6 +436,39 @@ TEST_CASE("layer_scheduler: who was left behind is taken in where groups meet") 
   CHECK(d.scheduler.statistics().merges == 1);
 }
 
+TEST_CASE(
+    "layer_scheduler: who should be one waits as long as a layer waits by plan, and no longer") {
+  for (const bool is_soon : {true, false}) {
+    scheduler_options o = two_layers;
+    o.layers = 4;
+    o.work.recall_bytes = 22.4e9;  // 0.4 s: a layer of both waits for 0.8 s, by plan
+    desk d(o);
+    const request_id a = d.scheduler.add().value();
+    const request_id b = d.scheduler.add().value();
+    (void)d.expect(schedule_action::select);
+    (void)d.scheduler.selected(a, {.bytes = 0});
+    (void)d.scheduler.selected(b, {.bytes = 1});
+    const flight_id late = d.recall({b}, {.bytes = 56e12});
+    CHECK(d.run() == std::vector{a});
+    d.now += 2'000'000'000'000;  // more than it takes on the link
+    d.flights.land(late);
+    (void)d.select(0);
+    CHECK(d.run() == std::vector{b});
+    // Now b is at a's layer, and the device has nothing but a. To go without b costs a second.
+    CHECK(d.expect(schedule_action::select) == std::vector{b});
+    (void)d.scheduler.selected(b, {.bytes = 1});
+    const flight_id load = d.recall({b}, {.bytes = is_soon ? 1.4 * 56e9 : 2.5 * 56e9});
+    if (is_soon) {
+      CHECK(d.next().action == schedule_action::wait);
+      d.flights.land(load);
+      CHECK(d.run().size() == 2);
+    } else {
+      CHECK(d.run() == std::vector{a});
+    }
+    CHECK(d.scheduler.statistics().merges == (is_soon ? 1 : 0));
+  }
+}
+
 TEST_CASE("layer_scheduler: interrupted in any state, a request goes on where it was") {
   for (int state = 0; state < 4; ++state) {
     CAPTURE(state);

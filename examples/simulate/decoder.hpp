@@ -314,8 +314,8 @@ class decoder : public engine {
   decoder(const setting& s, const policy& how, pulseinfer::trace* trace = nullptr)
       : engine(s, how, 0.0005, trace) {}
 
-  /// All streams decode `steps` tokens, of which the first `warm` do not count. Those that have them decode on, uncounted, until
-  /// the last one has: nobody has the machine to itself at the end.
+  /// All streams decode `steps` tokens, of which the first `warm` do not count. Those that have them
+  /// decode on, uncounted, until the last one has: nobody has the machine to itself at the end.
   decoded run(std::int32_t steps, const demand& lacks, std::int32_t warm = 1) {
     warm_steps_ = warm;
     for (std::int32_t i = 0; i < setting_.streams; ++i) (void)open(work_.request_bytes);

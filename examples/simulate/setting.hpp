@@ -64,8 +64,7 @@ struct setting {
     return {.weight_bytes = (model.layer_bytes() + head) / ranks + reduces,
             .request_bytes = chosen() * unit_bytes() + digest_bytes() / anchor_every,
             .recall_bytes = kv.miss * chosen() * unit_bytes(),
-            .known_ahead = kv.miss > 0 ? kv.ahead : 0,
-            .layers = model.layers};
+            .known_ahead = kv.miss > 0 ? kv.ahead : 0};
   }
 
   /// Of one rank's HBM: weights, then what each request has there.

@@ -43,7 +43,9 @@ inline bool is_headline(const setting& s) {
 inline system ours(const setting& base) {
   return {.key = "ours",
           .name = "ours",
-          .what = "groups, prediction, hot buffer, staged in overlapping chunks, FP16 mean digests",
+          .what =
+              "groups, prediction, hot buffer, FP16 mean digests; staged in overlapping chunks, or "
+              "copies in a batch where those are sooner",
           .setting = base};
 }
 

@@ -169,6 +169,9 @@ inline const std::vector<std::string>& assumptions() {
       "simulated backend. A block's 16 tokens stand as one and all speeds are a sixteenth: fewer "
       "bytes to copy, the same times; the 12 bytes a unit that a chunk's list has weigh 16 times "
       "as much.",
+      "Pages have keys and values of a block side by side, so that a block by itself is one copy. "
+      "Recalls go staged, or as copies in a batch where the library's calibration of the machine "
+      "has those sooner; where the link is what takes long, staged.",
       "A layer of a batch reads its weights once, and of each request the chosen blocks and all "
       "digests, at HBM's full speed, in 4 kernels with a launch each. Arithmetic is hidden behind "
       "it.",

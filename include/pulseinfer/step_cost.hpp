@@ -26,7 +26,7 @@ struct layer_work {
   /// layer before computes; of a group, that is two recalls a layer unless all or nothing is known.
   double known_ahead = 0;
   /// Of a step. Of the first one nothing is known ahead, as the token before is not there; 0: so
-  /// many that this does not matter.
+  /// many that this does not matter. A layer scheduler takes its own.
   std::int32_t layers = 0;
   friend bool operator==(const layer_work&, const layer_work&) = default;
 };

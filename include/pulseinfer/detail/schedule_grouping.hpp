@@ -30,7 +30,9 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 /// - What is ready for `max_wait_batches` batches runs, whatever else holds.
 class schedule_grouping {
  public:
-  explicit schedule_grouping(const scheduler_options& o) : options_(o), work_(o.work) {}
+  explicit schedule_grouping(const scheduler_options& o) : options_(o), work_(o.work) {
+    work_.layers = o.layers;
+  }
 
   /// The work of a layer as measured, per request.
   [[nodiscard]] const layer_work& work() const noexcept { return work_; }
