@@ -42,6 +42,11 @@ struct broken_kernel {
   }
 };
 
+struct ask_policy {
+  int* policy;
+  void operator()(std::int64_t, std::int64_t) const { *policy = sched_getscheduler(0); }
+};
+
 using pulseinfer::copy_direction;
 using pulseinfer::host_backend;
 using pulseinfer::stream_priority;
@@ -146,6 +151,33 @@ TEST_CASE("host: workers run on the CPUs that they were given, and the caller wh
   pulseinfer::detail::cpu_mask mine;
   mine.read_from_this_thread();
   CHECK(std::all_of(usable.begin(), usable.end(), [&](int cpu) { return mine.contains(cpu); }));
+}
+
+/// The scheduling policies of a worker and of a stream's thread, of a backend that a thread of that
+/// policy makes.
+std::vector<int> policies_under(int policy) {
+  std::vector<int> seen;
+  std::thread([policy, &seen] {
+    const sched_param parameter{};
+    seen.push_back(sched_setscheduler(0, policy, &parameter));
+    host_backend backend{{.workers = 1}};
+    auto stream = backend.make_stream(stream_priority::normal);
+    int worker = -1;
+    int stream_thread = -1;
+    test::host_function ask([&worker] { worker = sched_getscheduler(0); });
+    backend.host_async({}, ask.task(), {});
+    backend.for_each({1, 1}, {}, 0, ask_policy{&stream_thread}, stream);
+    backend.sync(stream);
+    backend.sync_until([&ask] { return ask.has_run(); });
+    seen.insert(seen.end(), {worker, stream_thread, sched_getscheduler(0)});
+  }).join();
+  return seen;
+}
+
+TEST_CASE("host: who is woken does not take the CPU of who woke it") {
+  CHECK((policies_under(SCHED_OTHER) == std::vector<int>{0, SCHED_BATCH, SCHED_BATCH, SCHED_OTHER}));
+  // What is not the usual policy is somebody's wish.
+  CHECK((policies_under(SCHED_IDLE) == std::vector<int>{0, SCHED_IDLE, SCHED_IDLE, SCHED_IDLE}));
 }
 
 TEST_CASE("host: a CPU that cannot be used is refused, with those that can") {

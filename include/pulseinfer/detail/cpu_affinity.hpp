@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// Threads that run on chosen CPUs only.
+/// Threads that run on chosen CPUs only, and behind those that they work for.
 #pragma once
 
 #include <climits>
@@ -54,6 +54,16 @@ class cpu_mask {
   unsigned long words_[most / word_bits] = {};
 };
 
+/// From here on the calling thread takes its turn when it is woken, and does not take the CPU of who
+/// woke it: an engine's thread that hands over a transfer is not put to sleep in the middle of the
+/// call. With a policy of its own (real time, idle) it stays as it is.
+inline void run_behind_callers() noexcept {
+  int policy = SCHED_OTHER;
+  sched_param parameter{};
+  if (pthread_getschedparam(pthread_self(), &policy, &parameter) != 0) return;
+  if (policy == SCHED_OTHER) (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &parameter);
+}
+
 /// The CPUs that this process may use at all, ascending. What the calling thread is confined to
 /// does not count, which a thread of its own finds out.
 [[nodiscard]] inline std::vector<int> usable_cpus() {
@@ -96,6 +106,8 @@ class thread_cpus {
 };
 
 #else
+
+inline void run_behind_callers() noexcept {}
 
 class thread_cpus {
  public:

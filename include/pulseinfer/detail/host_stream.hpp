@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "pulseinfer/concepts.hpp"
+#include "pulseinfer/detail/cpu_affinity.hpp"
 #include "pulseinfer/detail/cpu_kernels.hpp"
 #include "pulseinfer/detail/host_workers.hpp"
 #include "pulseinfer/error.hpp"
@@ -232,6 +233,7 @@ class host_stream {
   }
 
   void run() {
+    run_behind_callers();
     entry current;
     std::unique_lock lock(mutex_);
     for (;;) {

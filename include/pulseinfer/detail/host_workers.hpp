@@ -72,7 +72,8 @@ class backoff {
 ///
 /// Where there are CPUs to spare, a worker that runs out of tasks looks for the next one for a
 /// little while before it sleeps: a transfer's tasks follow each other closely, and to wake a
-/// thread takes several microseconds of the one that hands over, and of the task.
+/// thread takes several microseconds of the one that hands over, and of the task. One that is woken
+/// does not take the CPU of who hands over.
 ///
 /// @tparam Event  the backend's event
 /// @tparam Poll   `event_state(const Event&) noexcept`; where it has `enter_thread()`, each worker
@@ -166,6 +167,7 @@ class host_workers {
 
   void run() {
     cpus_.bind_this_thread();
+    run_behind_callers();
     if constexpr (requires { poll_.enter_thread(); }) poll_.enter_thread();
     backoff idle;
     std::unique_lock lock(mutex_);
