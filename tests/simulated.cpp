@@ -118,13 +118,21 @@ TEST_CASE("simulated, timed: a direction moves one copy at a time, both move at 
 }
 
 TEST_CASE("simulated, timed: a batch is one operation with a small cost for each copy") {
-  timed_machine machine;
-  std::vector<pulseinfer::copy_span> spans;
-  for (std::size_t i = 0; i < 4; ++i) {
-    spans.push_back({machine.device.data() + 250 * i, machine.host.data() + 250 * i, 250});
-  }
-  machine.backend.copy_many_async(spans, copy_direction::host_to_device, machine.streams[0]);
-  CHECK(machine.end() == 1'000 + 4 * 10 + 1'000);
+  const auto end_of = [](std::size_t copies) {
+    timed_machine machine;
+    std::vector<pulseinfer::copy_span> spans;
+    const std::size_t each = 1'000 / copies;
+    for (std::size_t i = 0; i < copies; ++i) {
+      spans.push_back({machine.device.data() + each * i, machine.host.data() + each * i, each});
+    }
+    machine.backend.copy_many_async(spans, copy_direction::host_to_device, machine.streams[0]);
+    return machine.end();
+  };
+  CHECK(end_of(20) == 1'000 + 20 * 10 + 1'000);
+  // It is a call, too: two halves are not cheaper than the whole.
+  CHECK(end_of(1) == 1'000 + 100 + 1'000);
+  CHECK(end_of(2) == 1'000 + 100 + 1'000);
+  CHECK(end_of(10) == 1'000 + 100 + 1'000);
 }
 
 TEST_CASE("simulated, timed: kernels launch side by side and share HBM") {

@@ -9,8 +9,9 @@
 ///
 /// - A unit gets to its page by a copy of its own, or is gathered by a worker, copied with others,
 ///   and scattered by a kernel. Each unit may go either way.
-/// - A copy that is a batch's takes the link less time than one by itself. So no copy, be it of a
-///   whole chunk, is taken to cost more than two of a batch.
+/// - A call keeps the link busy, and within one each copy does. So the copies of single units cost a
+///   call, or so much each, whichever is more; chunks cost a call each, as the next one is gathered
+///   when the one before is copied already; and what different layers lack late, a call each.
 /// - Gathering a byte moves two in DRAM. A copy takes as much of the DRAM as the link could move, for
 ///   as long as it has the link: its call, then its bytes.
 /// - A choice is known when the layer before has been computed; what is known ahead, one layer
@@ -42,8 +43,8 @@ struct recall_bounds {
         hbm(s.machine.profile.hbm_bytes_per_second) {
     const pulseinfer::hardware_profile& p = s.machine.profile;
     const auto seconds = [](std::uint64_t ns) { return 1e-9 * static_cast<double>(ns); };
-    each = std::min(seconds(p.batched_copy_busy_ns), seconds(p.copy_busy_ns));
-    call = std::min(seconds(p.copy_busy_ns), 2 * each);
+    call = seconds(p.copy_busy_ns);
+    each = std::min(seconds(p.batched_copy_busy_ns), call);
     task = seconds(p.task_start_ns);
     copy = seconds(p.copy_start_ns);
     launch = seconds(p.kernel_launch_ns);
@@ -57,7 +58,7 @@ struct recall_bounds {
 
   double unit, link, hbm;
   double each = 0;  ///< of the link, for a copy in a batch
-  double call = 0;  ///< of the link, for a chunk
+  double call = 0;  ///< of the link, for a call
   double task = 0, copy = 0, launch = 0;
   double workers = 0;
   double dram = 0;
@@ -91,7 +92,7 @@ struct recall_bounds {
   [[nodiscard]] double latency(double units) const {
     if (units <= 0) return 0;
     const double bytes = units * unit;
-    const auto copied = [&](double d) { return bytes / link + each * std::max(d, 1.0); };
+    const auto copied = [&](double d) { return bytes / link + std::max(call, each * d); };
     const auto staged = [&](double d) {
       const double rest = bytes - d * unit;
       if (rest < 0.5 * unit) return 0.0;
@@ -128,15 +129,17 @@ struct recall_bounds {
     }
     return least;
   }
-  /// What link, DRAM, workers and HBM need for so many units in so many recalls at least, when the
-  /// HBM reads for `computes` seconds beside, and link and host rest for `rests`.
-  [[nodiscard]] double throughput(double units, double recalls, double computes,
+  /// What link, DRAM, workers and HBM need for so many units in so many recalls, and calls, at least,
+  /// when the HBM reads for `computes` seconds beside, and link and host rest for `rests`.
+  [[nodiscard]] double throughput(double units, double recalls, double calls, double computes,
                                   double rests) const {
     const double bytes = units * unit;
     const double more = each * std::max(units - recalls, 0.0);
     return least_of_largest({{bytes / link + each * recalls + more + rests, -more},
+                             {bytes / link + call * calls + rests, 0},
                              {(bytes + link * (each * recalls + more)) / dram + rests,
                               (2 * bytes - link * more) / dram},
+                             {(bytes + link * call * calls) / dram + rests, 2 * bytes / dram},
                              {rests, 2 * bytes / workers},
                              {computes, 2 * bytes / hbm}});
   }
@@ -193,22 +196,26 @@ inline bound lower_bound(const setting& s, std::int32_t first = 1, std::int32_t 
       const double computes = launch + weights + static_cast<double>(q) * request;
       const double reads = static_cast<double>(layers) *
                            (static_cast<double>(g) * weights + static_cast<double>(n) * request);
-      double recalls = 0;
-      for (const least_lack& l : least) recalls += l.late[1] + l.ahead[1] > 0 ? double(g) : 0;
+      double recalls = 0, calls = 0;
+      for (const least_lack& l : least) {
+        recalls += l.late[1] + l.ahead[1] > 0 ? static_cast<double>(g) : 0;
+        calls += l.late[1] > 0 ? 1 : 0;
+      }
       bound& b = of[g];
       b.compute += reads + static_cast<double>(layers * g) * launch;
-      b.link += machine.throughput(units, recalls, reads,
+      b.link += machine.throughput(units, recalls, calls, reads,
                                    g == 1 && units > 0 ? computes + machine.task : 0);
       // [l] Until layer l has chosen, from when the first one has.
       std::vector<double> until(layers + 1, 0);
       for (std::size_t i = 0; i < layers; ++i) {
-        double travels = 0, late = 0, between = 0;
+        double travels = 0, late = 0, calls = 0, between = 0;
         for (std::size_t j = i; j < layers; ++j) {
           travels += least[j].late[q] + (j > i ? least[j].ahead[q] : 0);
           late += machine.latency(least[j].late[q]);
-          const double window =
-              std::max(late + between,
-                       travels > 0 ? machine.start() + machine.throughput(travels, 1, 0, 0) : 0);
+          calls += least[j].late[q] > 0 ? 1 : 0;
+          const double window = std::max(
+              late + between,
+              travels > 0 ? machine.start() + machine.throughput(travels, 1, calls, 0, 0) : 0);
           until[j + 1] = std::max(until[j + 1], until[i] + window + computes);
           between += computes;
         }

@@ -20,7 +20,7 @@ struct hardware_profile {
 
   std::uint64_t copy_start_ns = 10'000;      ///< before the first byte, unless queued behind a copy
   std::uint64_t copy_busy_ns = 2'300;        ///< the link is busy this much longer for a copy call
-  std::uint64_t batched_copy_busy_ns = 600;  ///< and this much for a copy of a batch of several
+  std::uint64_t batched_copy_busy_ns = 600;  ///< a batch: this for each copy, if that is more
   std::uint64_t kernel_launch_ns = 4'000;
   std::uint64_t task_start_ns = 2'000;
   std::uint64_t poll_ns = 1'000;  ///< what a poll of a pending event takes the caller

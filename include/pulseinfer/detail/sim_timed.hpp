@@ -138,7 +138,7 @@ class timed_order {
     direction.begin_ns = queues_.clock_ns + (is_behind ? 0 : profile_.copy_start_ns);
     direction.end_ns =
         direction.begin_ns +
-        (count == 1 ? profile_.copy_busy_ns : count * profile_.batched_copy_busy_ns) +
+        std::max(profile_.copy_busy_ns, count > 1 ? count * profile_.batched_copy_busy_ns : 0) +
         duration_ns(copy.bytes, profile_.link_bytes_per_second);
   }
 
