@@ -236,6 +236,7 @@ TEST_CASE("simulate: with an infinite link a step is its computation") {
   s.machine.profile.dram_bytes_per_second = 1e16;
   s.machine.profile.worker_bytes_per_second = 1e15;
   s.machine.profile.copy_start_ns = s.machine.profile.copy_busy_ns = 0;
+  s.machine.profile.batched_copy_busy_ns = 0;
   s.machine.profile.task_start_ns = s.machine.profile.kernel_launch_ns = 0;
   const double tpot = run(s).tpot_seconds;
   CHECK(tpot >= 0.9999 * compute_seconds(s));
@@ -249,6 +250,7 @@ TEST_CASE("simulate: with an infinite device a step is its transfer") {
   s.machine.profile.dram_bytes_per_second = 1e16;
   s.machine.profile.worker_bytes_per_second = 1e15;
   s.machine.profile.copy_start_ns = s.machine.profile.copy_busy_ns = 0;
+  s.machine.profile.batched_copy_busy_ns = 0;
   s.machine.profile.task_start_ns = s.machine.profile.kernel_launch_ns = 0;
   const double transfer = s.model.layers * s.streams * s.chosen() * s.unit_bytes() /
                           s.machine.profile.link_bytes_per_second;

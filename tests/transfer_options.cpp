@@ -58,6 +58,8 @@ TEST_CASE("transfer options: each has its limits, and the error names value and 
   refuses({.first_chunk_bytes = 0}, "first_chunk_bytes is 0, expected 1");
   refuses({.first_chunk_share = -1}, "first_chunk_share is -1, expected 0 to 4096");
   refuses({.first_chunk_share = 4097}, "first_chunk_share is 4097");
+  refuses({.head_copies = -1}, "head_copies is -1, expected 0 to 4096");
+  refuses({.head_copies = 4097}, "head_copies is 4097");
   refuses({.link_bytes_per_second = -1}, "link_bytes_per_second is -1");
   refuses({.link_bytes_per_second = 0.5}, "link_bytes_per_second is 0.5");
   refuses({.link_bytes_per_second = std::numeric_limits<double>::quiet_NaN()},

@@ -136,9 +136,9 @@ bool offload_between_writers(rig& r) {
   return right;
 }
 
-/// A recall into freed pages that a late kernel of the engine still writes: true if the recall has
-/// the last word.
-bool recall_over_writers(rig& r) {
+/// A recall into freed pages that a late kernel of the engine may still write: true if the recall
+/// has the last word. Counts those that had a head.
+bool recall_into_freed(rig& r, bool is_written, int& heads) {
   using enum pulseinfer::copy_direction;
   const auto id = r.stored(1, {0, 1, 2, 3, 4, 5});
   rig::targets units;
@@ -147,16 +147,23 @@ bool recall_over_writers(rig& r) {
     late.put(b, stamp(9, 0, b));
     units.push_back({0, b, 10 + b});
   }
-  for (std::int32_t b = 0; b < count; ++b) late.move(b, r, 0, 10 + b, host_to_device, r.stream);
+  for (std::int32_t b = 0; b < count && is_written; ++b) {
+    late.move(b, r, 0, 10 + b, host_to_device, r.stream);
+  }
   auto t = r.recall(0, id, units).value();
   t.sync_submitted();
   if (t.enqueue_wait(r.stream) != wait_outcome::enqueued) return false;
   for (std::int32_t b = 0; b < count; ++b) after.move(b, r, 0, 10 + b, device_to_host, r.stream);
   r.machine.sync(r.stream);
   t.sync();
+  heads += t.report().head_units > 0 ? 1 : 0;
   bool right = true;
   for (std::int32_t b = 0; b < count; ++b) right = right && after.is(b, stamp(1, 0, b));
   return right;
+}
+bool recall_over_writers(rig& r) {
+  int heads = 0;
+  return recall_into_freed(r, true, heads);
 }
 
 /// Both layers into the same pages, and a reader of whole pages: true if it saw both. It waits for
@@ -275,11 +282,11 @@ bool recall_of_steps(rig& r) {
 /// Runs a scenario on the machine of a seed, without the waits that `drop` names.
 template <class Scenario>
 bool is_right(std::uint64_t seed, backend::drop_rule drop, Scenario scenario, int& dropped,
-              transfer_way way = transfer_way::staged) {
+              transfer_way way = transfer_way::staged, std::int32_t head_copies = 0) {
   backend machine(pulseinfer::fuzzed{.seed = seed}, std::move(drop));
   bool right = false;
   {
-    rig r(machine, {.chunk_units = 1, .way = way});
+    rig r(machine, {.chunk_units = 1, .way = way, .head_copies = head_copies});
     REQUIRE(machine.streams() == offload_copy + 1);
     try {
       right = scenario(r);
@@ -323,6 +330,24 @@ TEST_CASE("order: with all waits no seed gives a wrong byte") {
         seed, {}, [](rig& r) { return recall_of_steps(r); }, dropped));
   }
   CHECK(dropped == 0);
+}
+
+TEST_CASE("fault 33: a recall's head does not go before the pages' readers have gone") {
+  int dropped = 0;
+  int heads = 0;
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    CAPTURE(seed);
+    CHECK(is_right(
+        seed, {}, [](rig& r) { return recall_between_readers(r); }, dropped, transfer_way::staged,
+        16));
+    CHECK(is_right(
+        seed, {}, [](rig& r) { return recall_over_writers(r); }, dropped, transfer_way::staged,
+        16));
+    CHECK(is_right(
+        seed, {}, [&](rig& r) { return recall_into_freed(r, false, heads); }, dropped,
+        transfer_way::staged, 16));
+  }
+  CHECK(heads > 0);
 }
 
 TEST_CASE("order: the scatter waits for the DMA") {

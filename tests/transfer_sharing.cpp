@@ -130,6 +130,27 @@ TEST_CASE("sharing: a recall of units is complete a task's start before it has e
   CHECK(out.is_complete());
 }
 
+TEST_CASE("sharing: with a head the link moves while the first chunk is gathered") {
+  pulseinfer::hardware_profile slow_start = slow_link;
+  slow_start.task_start_ns = 5 * unit_ns;
+  const auto report_with = [&](std::int32_t head_copies) {
+    backend machine{pulseinfer::timed{slow_start}};
+    rig r(machine, {.chunk_units = 16, .staging_chunks = 8, .head_copies = head_copies});
+    const auto id = r.stored(1, blocks(64));
+    auto t = r.recall(1, id, units_to(32, 60)).value();
+    t.sync();
+    return t.report();
+  };
+  const auto gathered = report_with(0);
+  const auto with_head = report_with(8);
+  CHECK(with_head.head_units == 4);
+  // A task less before the link's first byte; the first chunk's gathering is hidden behind the head.
+  CHECK(gathered.link_began_ns - gathered.requested_ns > 2 * slow_start.task_start_ns);
+  CHECK(with_head.link_began_ns - with_head.requested_ns == slow_start.task_start_ns);
+  CHECK(with_head.ended_ns - with_head.requested_ns + 3 * unit_ns <
+        gathered.ended_ns - gathered.requested_ns);
+}
+
 TEST_CASE("sharing: with the link's speed given, the one that would end first goes first") {
   backend machine{pulseinfer::timed{slow_link}};
   rig r(machine, {.chunk_units = 2,

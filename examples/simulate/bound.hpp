@@ -196,14 +196,14 @@ inline bound lower_bound(const setting& s, std::int32_t first = 1, std::int32_t 
       const double computes = launch + weights + static_cast<double>(q) * request;
       const double reads = static_cast<double>(layers) *
                            (static_cast<double>(g) * weights + static_cast<double>(n) * request);
-      double recalls = 0, calls = 0;
+      double recalls = 0, late_calls = 0;
       for (const least_lack& l : least) {
         recalls += l.late[1] + l.ahead[1] > 0 ? static_cast<double>(g) : 0;
-        calls += l.late[1] > 0 ? 1 : 0;
+        late_calls += l.late[1] > 0 ? 1 : 0;
       }
       bound& b = of[g];
       b.compute += reads + static_cast<double>(layers * g) * launch;
-      b.link += machine.throughput(units, recalls, calls, reads,
+      b.link += machine.throughput(units, recalls, late_calls, reads,
                                    g == 1 && units > 0 ? computes + machine.task : 0);
       // [l] Until layer l has chosen, from when the first one has.
       std::vector<double> until(layers + 1, 0);

@@ -166,7 +166,8 @@ class carrier {
     o.first_chunk_bytes = how.serial ? o.chunk_bytes : scaled_bytes(512 << 10);
     o.first_chunk_share = how.serial ? 0 : 7;
     o.staging_bytes = std::max(2 * o.chunk_bytes, scaled_bytes(48 << 20));
-    o.part_bytes = scaled_bytes(32 << 10);
+    o.part_bytes = scaled_bytes(16 << 10);
+    o.head_copies = how.serial ? 0 : 16;
     o.chunks_in_flight = 5;
     o.link_bytes_per_second = link_;
     o.transfers_in_flight = 4 * rows_ + 8;

@@ -40,6 +40,10 @@ struct transfer_options {
   std::int32_t first_chunk_share = 0;
   /// What one worker gathers of it at least; cut to a unit ... a chunk. A chunk has at most 16 parts.
   std::int64_t part_bytes = 64 << 10;
+  /// Where nothing else is on its way to the device, and nobody uses its pages any more, the first
+  /// eighth of a staged recall is copied from where it lies, in one batch of at most so many copies:
+  /// the link moves those while the first chunk is gathered. 0: everything is gathered.
+  std::int32_t head_copies = 0;
   /// Chunks of a direction that are gathered or on the link at a time. More keep more workers busy,
   /// with fewer a small transfer passes a long one sooner.
   std::int32_t chunks_in_flight = 8;
@@ -83,6 +87,7 @@ inline transfer_options checked_transfer_options(const kv_geometry& store, const
   check("staging_bytes", o.staging_bytes, 2 * o.chunk_bytes, std::int64_t{1} << 40);
   check("first_chunk_bytes", o.first_chunk_bytes, 1, std::int64_t{1} << 38);
   check("first_chunk_share", o.first_chunk_share, 0, 4096);
+  check("head_copies", o.head_copies, 0, 4096);
   check("part_bytes", o.part_bytes, 1, std::int64_t{1} << 38);
   check("chunks_in_flight", o.chunks_in_flight, 1, 4096);
   check("transfers_in_flight", o.transfers_in_flight, 1, 4096);

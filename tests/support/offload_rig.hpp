@@ -63,6 +63,7 @@ struct rig_options {
   pulseinfer::link_monitor* monitor = nullptr;
   bool predicts = false;
   double link_bytes_per_second = 0;
+  std::int32_t head_copies = 0;
 };
 
 template <class Backend>
@@ -102,6 +103,7 @@ class offload_rig {
               {.staging_bytes = o.staging_chunks * o.chunk_units * geometry.unit_bytes(),
                .chunk_bytes = o.chunk_units * geometry.unit_bytes(),
                .first_chunk_bytes = geometry.unit_bytes(),
+               .head_copies = o.head_copies,
                .chunks_in_flight = o.chunks_in_flight,
                .transfers_in_flight = o.transfers_in_flight,
                .max_rows = 3,

@@ -51,7 +51,7 @@ class offload_pipeline
   }
 
   [[nodiscard]] bool takes_parts(const state&) const noexcept { return false; }
-  [[nodiscard]] std::uint64_t host_bytes(const state&, std::size_t) const noexcept { return 0; }
+  [[nodiscard]] std::uint64_t host_bytes(const job&, std::size_t) const noexcept { return 0; }
 
   void prepare(job& j, std::size_t begin, std::size_t count) noexcept {
     auto* const pages = reinterpret_cast<std::int32_t*>(j.at->host + this->shape_.list_bytes);

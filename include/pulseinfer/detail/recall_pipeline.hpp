@@ -90,6 +90,8 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       }
     }
     if (s.report.way == transfer_way::automatic) choose_way(s);
+    if (s.report.way == transfer_way::staged) s.head = head_of(s);
+    s.report.head_units = static_cast<std::int64_t>(s.head);
     s.store_on_device = nullptr;
     if (s.report.way == transfer_way::pull) s.store_on_device = this->store_->device_payload();
   }
@@ -102,6 +104,15 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
         {.units = units, .pieces = units * strips_, .bytes = units * this->store_->unit_bytes()});
     s.report.way = chosen.way;
     s.report.predicted_seconds = chosen.seconds;
+  }
+  /// Units that are worth a copy each: the link would rest until the first chunk is gathered.
+  [[nodiscard]] std::size_t head_of(const state& s) const {
+    const std::size_t most = as_size(this->options_.head_copies / strips_);
+    if (most == 0 || s.order.size() < 2) return 0;
+    if (this->staging_.available() < this->staging_.size()) return 0;
+    if (this->backend_.poll(s.ready) != event_state::done) return 0;
+    const std::size_t units = std::clamp<std::size_t>(s.order.size() / 8, 1, most);
+    return std::min(units, as_size(this->shape_.units));
   }
   /// Runs of bytes of a unit. Units that are adjacent on both sides have fewer; that is rare.
   [[nodiscard]] static std::int64_t strips_of(const kv_pool& pool) {
@@ -164,8 +175,11 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   [[nodiscard]] bool takes_parts(const state& s) const noexcept {
     return s.report.way == transfer_way::staged;
   }
-  [[nodiscard]] std::uint64_t host_bytes(const state& s, std::size_t units) const noexcept {
-    return takes_parts(s) ? 2 * units * this->unit_size() : 0;
+  [[nodiscard]] bool is_gathered(const job& j) const noexcept {
+    return takes_parts(*j.owner) && !j.is_head;
+  }
+  [[nodiscard]] std::uint64_t host_bytes(const job& j, std::size_t units) const noexcept {
+    return is_gathered(j) ? 2 * units * this->unit_size() : 0;
   }
 
   /// Gathers a part of a chunk, or lists where its units lie; and looks whether they are what was
@@ -182,7 +196,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       pages[i] = index_of(unit.page);
       sources[i] = unit.source;
     }
-    const bool staged = takes_parts(s);
+    const bool staged = is_gathered(j);
     const std::byte* const store = this->store_->payload();
     const std::byte* const device_store = s.store_on_device;
     if (staged) gather_into(gathered, {sources, count}, this->store_->unit_bytes(), stores_);
@@ -208,7 +222,11 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     switch (j.owner->report.way) {
       case transfer_way::automatic:  // chosen by now
       case transfer_way::staged:
-        stage(j);
+        if (j.is_head) {
+          copy_head(j);
+        } else {
+          stage(j);
+        }
         break;
       case transfer_way::pull:
         pull(j);
@@ -278,19 +296,49 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     b.record(c.drained, scatter_);
   }
 
-  /// Copies strips, or runs of adjacent strips, without a kernel. A run stays within one tensor of
-  /// the engine and one pinned piece of the store, as addresses may go on where an allocation, or a
-  /// registration, ends.
+  /// Copies strips, or runs of adjacent strips, without a kernel.
   void copy_runs(job& j) {
     state& s = *j.owner;
     chunk& c = *j.at;
-    const bool merge = s.report.way != transfer_way::per_block;
+    auto& b = this->backend_;
+    std::lock_guard lock(this->enqueue_mutex_);
+    list_runs(j, s.report.way != transfer_way::per_block);
+    this->wait_for_engine_with_copies(s);
+    j.enqueued_ns = b.now_ns();
+    if (s.report.way == transfer_way::batched) {
+      b.copy_many_async(runs_, direction, scatter_);
+    } else {
+      for (const copy_span& run : runs_) {
+        b.copy_async(run.destination, run.source, run.bytes, direction, scatter_);
+      }
+    }
+    b.record(c.copied, scatter_);
+    b.record(c.drained, scatter_);
+  }
+
+  /// The same in one batch, in the stream that chunks are copied in: a scatter of another transfer,
+  /// which waits for its chunk, does not hold it up, and who waits for this one's first scatter
+  /// comes behind it. Nobody uses the pages.
+  void copy_head(job& j) {
+    chunk& c = *j.at;
+    auto& b = this->backend_;
+    std::lock_guard lock(this->enqueue_mutex_);
+    list_runs(j, true);
+    j.enqueued_ns = b.now_ns();
+    b.copy_many_async(runs_, direction, copy_);
+    b.record(c.copied, copy_);
+    b.record(c.drained, copy_);
+  }
+
+  /// Lists the runs of a chunk's units; under the enqueue mutex. A run stays within one tensor of the
+  /// engine and one pinned piece of the store, as addresses may go on where an allocation, or a
+  /// registration, ends.
+  void list_runs(job& j, bool merge) {
+    state& s = *j.owner;
     const layer_planes& planes = this->pool_->layer(s.layer);
     const std::byte* const payload = this->store_->payload();
     const std::size_t piece = this->store_->piece_bytes();
     const std::byte* tensor = nullptr;  // of the last run
-    auto& b = this->backend_;
-    std::lock_guard lock(this->enqueue_mutex_);
     runs_.clear();
     for (std::size_t i = 0; i < j.count; ++i) {
       const unit_move& unit = s.at(j.first + i);
@@ -305,17 +353,6 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
             tensor = to;
           });
     }
-    this->wait_for_engine_with_copies(s);
-    j.enqueued_ns = b.now_ns();
-    if (s.report.way == transfer_way::batched) {
-      b.copy_many_async(runs_, direction, scatter_);
-    } else {
-      for (const copy_span& run : runs_) {
-        b.copy_async(run.destination, run.source, run.bytes, direction, scatter_);
-      }
-    }
-    b.record(c.copied, scatter_);
-    b.record(c.drained, scatter_);
   }
 
   [[nodiscard]] launch_shape shape_of(const job& j) const {

@@ -41,7 +41,7 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 /// - `leave(state)`          one of the `outstanding` parts of the transfer is over
 /// - `streams()`             its two streams, in the order in which a chunk passes through them
 /// - `stream_on_pages()`     the one that works on the engine's pages
-/// - `host_bytes(state, n)`   traffic of prepare
+/// - `host_bytes(job, n)`     traffic of prepare
 /// - `takes_parts(state)`    whether several workers prepare a chunk
 /// - `way_`                  of transfers that are started
 /// - `urgency`, `direction`  of its host tasks, and of its copies
@@ -196,7 +196,8 @@ class transfer_pipeline {
         if (claimed == nullptr && --s.shares > 0) return;
       }
       if (claimed == nullptr) return conclude(s);
-      if (is_first && only_lists(s) && backend_.poll(claimed->at->drained) == event_state::done) {
+      if (is_first && (claimed->is_head || only_lists(s)) &&
+          backend_.poll(claimed->at->drained) == event_state::done) {
         work_on(*claimed);
       } else {
         hand_over(*claimed);
@@ -301,9 +302,10 @@ class transfer_pipeline {
   /// The next units of the transfer, in a chunk, with a share for whoever works on them.
   [[nodiscard]] job& claim(state& s, chunk& c) noexcept {
     job& j = jobs_[static_cast<std::size_t>(c.index)];
+    const std::size_t all = s.order.size();
     const std::size_t units =
-        shape_.count(s.chunks, s.order.size() - s.next, s.order.size(), only_lists(s));
-    j.claim(s, c, units, self().takes_parts(s) ? shape_.part_of(units) : units);
+        s.head > 0 ? s.head : shape_.count(s.chunks, all - s.next, all, only_lists(s));
+    j.claim(s, c, units, s.head == 0 && self().takes_parts(s) ? shape_.part_of(units) : units);
     ++s.shares;
     return j;
   }
@@ -315,7 +317,7 @@ class transfer_pipeline {
       try {
         run<&transfer_pipeline::work_on>(
             j, j.at->drained,
-            self().host_bytes(*j.owner, std::min(j.part_units, j.count - i * j.part_units)));
+            self().host_bytes(j, std::min(j.part_units, j.count - i * j.part_units)));
       } catch (...) {
         fail(*j.owner, std::current_exception());
         j.is_dropped.store(true, std::memory_order_relaxed);

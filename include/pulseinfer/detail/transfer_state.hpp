@@ -109,6 +109,7 @@ struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
     targets.clear();
     order.clear();
     next = 0;
+    head = 0;
     chunks = 0;
     shares = 0;
     is_waiting = false;
@@ -130,7 +131,8 @@ struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
   std::vector<std::int32_t> order;  ///< the units to move; filled before the first chunk
   std::mutex mutex;                 ///< guards what follows, and `error` until the end
   std::size_t next = 0;             ///< position in `order` of the first that no chunk has
-  std::int64_t chunks = 0;          ///< dealt out
+  std::size_t head = 0;             ///< recall: the first units, if they go by themselves
+  std::int64_t chunks = 0;          ///< dealt out, without the head
   std::int32_t shares = 0;
   bool has_arrived = false;     ///< recall: all that was enqueued is done; written once
   bool is_waiting = false;      ///< for a chunk
@@ -145,6 +147,7 @@ struct chunk_job {
   staging_chunk<Backend>* at = nullptr;
   std::size_t first = 0;
   std::size_t count = 0;
+  bool is_head = false;  ///< copied from where its units lie
   std::size_t part_units = 0;
   std::uint64_t enqueued_ns = 0;  ///< its first copy was
   std::atomic<std::size_t> next_part{0};
@@ -156,6 +159,7 @@ struct chunk_job {
              std::size_t units_of_part) noexcept {
     owner = &s;
     at = &c;
+    is_head = s.head > 0;
     first = s.next;
     count = units;
     part_units = units_of_part;
@@ -163,7 +167,8 @@ struct chunk_job {
     is_dropped.store(false, std::memory_order_relaxed);
     parts_left.store(parts(), std::memory_order_relaxed);
     s.next += units;
-    ++s.chunks;
+    s.chunks += is_head ? 0 : 1;
+    s.head = 0;
   }
   [[nodiscard]] std::size_t parts() const noexcept { return (count + part_units - 1) / part_units; }
 };
