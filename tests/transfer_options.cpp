@@ -113,6 +113,11 @@ TEST_CASE("transfer options: with a share, chunks grow by a fifth, and not beyon
   CHECK((chunks_of(shape, 200) == counts{30, 30, 30, 30, 30, 30, 20}));
   CHECK((chunks_of(shape, 12) == counts{5, 6, 1}));  // the first is no smaller than was asked for
   CHECK((chunks_of(shape, 4) == counts{4}));
+  // Behind others it is a third of them, and no more than a full one or what there is.
+  CHECK(shape.count(0, 80, 80, false, 62) == 20);
+  CHECK(shape.count(0, 80, 80, false, 63) == 21);
+  CHECK(shape.count(0, 80, 80, false, 1000) == 30);
+  CHECK(shape.count(3, 7, 80, false, 1000) == 7);
   // Who only lists units has no reason to begin small.
   CHECK(shape.count(0, 80, 80, true) == 30);
   CHECK(shape.count(2, 20, 80, true) == 20);

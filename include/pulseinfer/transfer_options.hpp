@@ -35,13 +35,13 @@ struct transfer_options {
   std::int64_t chunk_bytes = 4 << 20;          ///< one DMA at most; at least a unit
   std::int64_t first_chunk_bytes = 256 << 10;  ///< one DMA at least; cut to a unit ... a chunk
   /// One in so many of a transfer is its first chunk, within the two sizes above, and each next one
-  /// is a fifth larger, to the end; a recall that is not staged goes in full chunks, as nobody
-  /// gathers it. 0: as said above.
+  /// is a fifth larger, to the end, and a third of what is on its way that direction at least; a
+  /// recall that is not staged goes in full chunks, as nobody gathers it. 0: as said above.
   std::int32_t first_chunk_share = 0;
   /// What one worker gathers of it at least; cut to a unit ... a chunk. A chunk has at most 16 parts.
   std::int64_t part_bytes = 64 << 10;
   /// Where nothing else is on its way to the device, and nobody uses its pages any more, the first
-  /// eighth of a staged recall is copied from where it lies, in one batch of at most so many copies:
+  /// sixth of a staged recall is copied from where it lies, in one batch of at most so many copies:
   /// the link moves those while the first chunk is gathered. 0: everything is gathered.
   std::int32_t head_copies = 0;
   /// Chunks of a direction that are gathered or on the link at a time. More keep more workers busy,

@@ -118,7 +118,7 @@ class offload_pipeline
       }
       if (ok) this->store_->commit(std::span<const host_slot>(slots, count));
     }
-    this->staging_.release(*j.at);
+    this->release(j);
     leave(s);
   }
 

@@ -111,7 +111,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     if (most == 0 || s.order.size() < 2) return 0;
     if (this->staging_.available() < this->staging_.size()) return 0;
     if (this->backend_.poll(s.ready) != event_state::done) return 0;
-    const std::size_t units = std::clamp<std::size_t>(s.order.size() / 8, 1, most);
+    const std::size_t units = std::clamp<std::size_t>(s.order.size() / 6, 1, most);
     return std::min(units, as_size(this->shape_.units));
   }
   /// Runs of bytes of a unit. Units that are adjacent on both sides have fewer; that is rare.
@@ -244,13 +244,13 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       this->template run<&recall_pipeline::let_go>(j, j.at->copied);
     } catch (...) {
       s.outstanding.fetch_sub(1, std::memory_order_relaxed);
-      this->staging_.release(*j.at);
+      this->release(j);
     }
   }
   void let_go(job& j) noexcept {
     state& s = *j.owner;
     this->leave_link(j, this->backend_.poll(j.at->copied) == event_state::done);
-    this->staging_.release(*j.at);
+    this->release(j);
     leave(s);
   }
 

@@ -43,8 +43,7 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 /// - `stream_on_pages()`     the one that works on the engine's pages
 /// - `host_bytes(job, n)`     traffic of prepare
 /// - `takes_parts(state)`    whether several workers prepare a chunk
-/// - `way_`                  of transfers that are started
-/// - `urgency`, `direction`  of its host tasks, and of its copies
+/// - `way_`, `urgency`, `direction`  of transfers that are started, their tasks and their copies
 template <class Derived, backend Backend, class Store>
 class transfer_pipeline {
  public:
@@ -227,6 +226,10 @@ class transfer_pipeline {
     s.link.give_up(j.count * unit_size());
     s.incomplete.store(true, std::memory_order_relaxed);
     if (why == unit_status::failed) fence(*j.at);
+    release(j);
+  }
+  void release(job& j) noexcept {
+    under_way_ -= j.count;
     staging_.release(*j.at);
   }
 
@@ -272,12 +275,7 @@ class transfer_pipeline {
 
   /// The last access to the state: behind it the state may serve another transfer.
   void finish(state& s) noexcept {
-    bool cancelled = false;
-    for (const unit_move& unit : s.units) {
-      if (unit.status == unit_status::moved) ++s.report.moved;
-      cancelled = cancelled || unit.status == unit_status::cancelled;
-    }
-    s.report.bytes = s.report.moved * store_->unit_bytes();
+    const bool cancelled = s.count_moved(store_->unit_bytes());
     s.report.ended_ns = backend_.now_ns();
     s.link.end(s.report);
     s.leases.clear();
@@ -304,7 +302,8 @@ class transfer_pipeline {
     job& j = jobs_[static_cast<std::size_t>(c.index)];
     const std::size_t all = s.order.size();
     const std::size_t units =
-        s.head > 0 ? s.head : shape_.count(s.chunks, all - s.next, all, only_lists(s));
+        s.head > 0 ? s.head : shape_.count(s.chunks, all - s.next, all, only_lists(s), under_way_);
+    under_way_ += units;
     j.claim(s, c, units, s.head == 0 && self().takes_parts(s) ? shape_.part_of(units) : units);
     ++s.shares;
     return j;
@@ -442,7 +441,8 @@ class transfer_pipeline {
   std::mutex enqueue_mutex_;  ///< the work of one chunk stays together in the streams
 
  private:
-  std::vector<job> jobs_;  ///< one a chunk
+  std::vector<job> jobs_;                  ///< one a chunk
+  std::atomic<std::size_t> under_way_{0};  ///< units in chunks
   std::vector<std::unique_ptr<state>> states_;
   std::atomic<bool> failed_{false};
 };

@@ -40,13 +40,17 @@ struct chunk_shape {
   [[nodiscard]] std::size_t part_of(std::size_t count) const noexcept {
     return std::max(static_cast<std::size_t>(part), (count + most_parts - 1) / most_parts);
   }
-  /// Units of chunk number `chunk` of a transfer of `all`, of which `left` are to be dealt out.
+  /// Units of chunk number `chunk` of a transfer of `all`, of which `left` are to be dealt out, when
+  /// there are so many others on their way.
   [[nodiscard]] std::size_t count(std::int64_t chunk, std::size_t left, std::size_t all,
-                                  bool only_lists = false) const noexcept {
+                                  bool only_lists = false,
+                                  std::size_t under_way = 0) const noexcept {
     if (share > 0 && only_lists) return std::min(left, static_cast<std::size_t>(units));
     if (share > 0) {
       std::int64_t growing = std::max(least, static_cast<std::int64_t>(all) / share);
       for (std::int64_t i = 0; i < chunk && growing < units; ++i) growing += growing / 5;
+      // Gathered in time all the same, and fewer calls.
+      growing = std::max(growing, static_cast<std::int64_t>(under_way / 3));
       return std::min(left, static_cast<std::size_t>(std::min(growing, units)));
     }
     const std::int64_t growing = chunk < 32 ? least << chunk : units;
@@ -90,6 +94,16 @@ struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
 
   [[nodiscard]] unit_move& at(std::size_t position) noexcept {
     return this->units[static_cast<std::size_t>(order[position])];
+  }
+  /// Counts what has moved, in the report; whether some was cancelled.
+  [[nodiscard]] bool count_moved(std::int64_t unit_bytes) noexcept {
+    bool cancelled = false;
+    for (const unit_move& unit : this->units) {
+      if (unit.status == unit_status::moved) ++this->report.moved;
+      cancelled = cancelled || unit.status == unit_status::cancelled;
+    }
+    this->report.bytes = this->report.moved * unit_bytes;
+    return cancelled;
   }
   /// There are units that no chunk has, and they are still wanted. Under the mutex.
   [[nodiscard]] bool has_more() const noexcept {
