@@ -73,7 +73,7 @@ class stamp_run {
 
   struct counts {
     std::int64_t operations = 0, compared = 0, wrong = 0, missing = 0, cancelled = 0, failed = 0,
-                 refused = 0;
+                 refused = 0, heads = 0;
   };
 
   stamp_run(const plain& machine, pulseinfer::transfer_way way, std::uint64_t seed)
@@ -85,7 +85,8 @@ class stamp_run {
                       .staging_chunks = 4,
                       .chunks_in_flight = 3,
                       .transfers_in_flight = 4,
-                      .way = way}) {
+                      .way = way,
+                      .head_copies = seed % 2 == 0 ? 8 : 0}) {
     for (std::int32_t page = 0; page < pages; ++page) free_pages_.push_back(page);
   }
 
@@ -215,6 +216,7 @@ class stamp_run {
         ++seen.failed;
       }
       CHECK(m.ticket->is_final());
+      seen.heads += m.ticket->report().head_units > 0 ? 1 : 0;
     }
     for (std::size_t i = 0; i < m.units.size(); ++i) look_at(m, i);
     if (m.is_recall) compare(m);
@@ -333,14 +335,16 @@ TEST_CASE("fault 103: no recall brings a unit that is another's, or an older one
       all.cancelled += run.seen.cancelled;
       all.failed += run.seen.failed;
       all.refused += run.seen.refused;
+      all.heads += run.seen.heads;
     });
   }
   MESSAGE(all.operations, " operations, ", all.compared, " units compared, ", all.missing,
           " missing, ", all.cancelled, " cancelled, ", all.refused, " refused, ", all.failed,
-          " transfers failed");
+          " transfers failed, ", all.heads, " heads");
   // All of it happens.
   CHECK(all.compared > operations / 10);
   CHECK(all.missing > 0);
   CHECK(all.cancelled > 0);
   CHECK(all.failed > 0);
+  CHECK(all.heads > 0);
 }
