@@ -322,7 +322,12 @@ class decoder : public engine {
     std::int32_t left = setting_.streams;
     while (left > 0) {
       left -= end_steps(steps);
-      if (left > 0) act(scheduler_.next(machine_.now_ns(), flights_), lacks);
+      if (left <= 0) break;
+      const pulseinfer::schedule_decision d = scheduler_.next(machine_.now_ns(), flights_);
+      // Who has just run the last layer begins the next step before anybody waits.
+      const bool waits = d.action == pulseinfer::schedule_action::wait;
+      if (waits && scheduler_.counts()[pulseinfer::layer_state::done] > 0) continue;
+      act(d, lacks);
     }
     return result(steps);
   }
