@@ -314,11 +314,17 @@ class engine {
   [[nodiscard]] carrier::ticket* late_of(const early_recall& early) {
     return flights_.board.find(early.late);
   }
-  /// What goes behind recalls that have been gathered by now; that of a batch that runs has.
+  /// What goes behind recalls that have been gathered by now, and what is for requests that run
+  /// already: they went without those who are late.
   void recall_gathered() {
     std::erase_if(early_, [this](const early_recall& early) {
       const carrier::ticket* const late = late_of(early);
-      if (late != nullptr && late->phase() == pulseinfer::transfer_phase::pending) return false;
+      const bool runs = std::any_of(early.ids.begin(), early.ids.end(), [this](const auto& id) {
+        return scheduler_.state_of(id) == pulseinfer::layer_state::running;
+      });
+      if (!runs && late != nullptr && late->phase() == pulseinfer::transfer_phase::pending) {
+        return false;
+      }
       recall_early(early);
       return true;
     });
