@@ -181,8 +181,8 @@ class schedule_grouping {
       return cost.of(n, groups).total() <= factor * best.layer.total();
     };
     std::int32_t fewest = 1;
-    while (fewest < best.groups && !is_near(fewest, 1.02)) ++fewest;
-    if (groups_ > fewest || !is_near(groups_, 1.03)) groups_ = fewest;
+    while (fewest < best.groups && !is_near(fewest, 1.03)) ++fewest;
+    if (groups_ > fewest || !is_near(groups_, 1.05)) groups_ = fewest;
     const layer_seconds planned = cost.of(n, groups_);
     planned_wait_ = planned.total() - planned.compute;
     planned_for_ = n;
