@@ -202,11 +202,16 @@ class engine {
         select(d, lacks);
         break;
       case pulseinfer::schedule_action::run:
+        recall_gathered();
         compute(d);
-        if (!ahead_at_once()) recall_ahead(d, lacks, 0);
         break;
       case pulseinfer::schedule_action::wait:
-        flights_.board.sync_change(d.until_ns);
+        if (early_.empty()) {
+          flights_.board.sync_change(d.until_ns);
+        } else {
+          if (auto* const late = late_of(early_.front())) late->sync_submitted();
+          recall_gathered();
+        }
         break;
       case pulseinfer::schedule_action::late:
         throw std::logic_error("simulate: a recall did not bring everything");
@@ -254,42 +259,89 @@ class engine {
         units.push_back(late);
       }
     }
-    if (!waiting.empty()) recall(d.layer, waiting, units, 0);
-    if (ahead_at_once()) recall_ahead(d, lacks, 1);
+    const bool is_late = !waiting.empty();
+    const auto late = is_late ? recall(d.layer, waiting, units, 0, 0) : pulseinfer::flight_id::none;
+    early_recall early = early_of(d, lacks, late);
+    if (early.ids.empty()) return;
+    if (is_late && !link_is_full()) {
+      early_.push_back(std::move(early));
+    } else {
+      recall_early(early);
+    }
   }
-  /// Whether what is known of the next layer is recalled when this one chooses, not when it runs:
-  /// where the link is what takes long, it may not rest.
-  [[nodiscard]] bool ahead_at_once() const {
-    const pulseinfer::hardware_profile& p = setting_.machine.profile;
-    const double n = std::max(1, scheduler_.counts().total());
-    return n * work_.recall_bytes / recall_speed(p) >
-           (work_.weight_bytes + n * work_.request_bytes) / p.hbm_bytes_per_second;
-  }
-  /// What is known of the next layer goes behind what this one waits for.
-  void recall_ahead(const pulseinfer::schedule_decision& d, const demand& lacks,
-                    std::int32_t layers_ahead) {
-    if (d.layer + 1 == setting_.model.layers) return;
-    std::vector<pulseinfer::request_id> early;
+  /// What is known of the layer behind one that selects, and what that one waits for.
+  struct early_recall {
+    pulseinfer::flight_id late = pulseinfer::flight_id::none;
+    std::int32_t layer = 0;
+    std::vector<pulseinfer::request_id> ids;
     std::vector<std::int32_t> units;
+  };
+  /// Whether the link, not the way of a group through its layers, is what takes long: it may not rest.
+  [[nodiscard]] bool link_is_full() const {
+    const std::int32_t n = std::max(1, scheduler_.counts().total());
+    const pulseinfer::layer_seconds layer = pulseinfer::predict_layer(
+        work_, scheduler_.options().speeds, n, std::min(n, scheduler_.planned_groups()));
+    return layer.link >= layer.path;
+  }
+  /// What is known of the next layer goes behind what this one waits for, which would be gathered more
+  /// slowly beside it.
+  [[nodiscard]] early_recall early_of(const pulseinfer::schedule_decision& d, const demand& lacks,
+                                      pulseinfer::flight_id late) {
+    early_recall early{late, d.layer + 1, {}, {}};
+    if (d.layer + 1 == setting_.model.layers) return early;
     for (const pulseinfer::request_id id : d.requests) {
       const std::int32_t ahead = lacks(id.index, at(id).step, d.layer + 1).ahead;
       if (ahead == 0) continue;
-      early.push_back(id);
-      units.push_back(ahead);
+      early.ids.push_back(id);
+      early.units.push_back(ahead);
     }
-    if (!early.empty()) recall(d.layer + 1, early, units, layers_ahead);
+    return early;
   }
-  void recall(std::int32_t layer, const std::vector<pulseinfer::request_id>& ids,
-              const std::vector<std::int32_t>& units, std::int32_t layers_ahead) {
+  /// Of those that run, the next layer is the one that is recalled for.
+  void recall_early(const early_recall& early) {
+    for (const bool runs : {true, false}) {
+      std::vector<pulseinfer::request_id> ids;
+      std::vector<std::int32_t> units;
+      for (std::size_t i = 0; i < early.ids.size(); ++i) {
+        const auto state = scheduler_.state_of(early.ids[i]);
+        if ((state == pulseinfer::layer_state::running) != runs) continue;
+        ids.push_back(early.ids[i]);
+        units.push_back(early.units[i]);
+      }
+      if (!ids.empty()) (void)recall(early.layer, ids, units, 1, runs ? 0 : 1);
+    }
+  }
+  [[nodiscard]] carrier::ticket* late_of(const early_recall& early) {
+    return flights_.board.find(early.late);
+  }
+  /// What goes behind recalls that have been gathered by now, and what is for requests that run
+  /// already: they went without those who are late.
+  void recall_gathered() {
+    std::erase_if(early_, [this](const early_recall& early) {
+      const carrier::ticket* const late = late_of(early);
+      const bool runs = std::any_of(early.ids.begin(), early.ids.end(), [this](const auto& id) {
+        return scheduler_.state_of(id) == pulseinfer::layer_state::running;
+      });
+      if (!runs && late != nullptr && late->phase() == pulseinfer::transfer_phase::pending) {
+        return false;
+      }
+      recall_early(early);
+      return true;
+    });
+  }
+  pulseinfer::flight_id recall(std::int32_t layer, const std::vector<pulseinfer::request_id>& ids,
+                               const std::vector<std::int32_t>& units, std::int32_t lead_layers,
+                               std::int32_t layers_ahead) {
     std::int64_t count = 0;
     for (const std::int32_t n : units) count += n;
     const double bytes = setting_.unit_bytes() * static_cast<double>(count);
     recalled_bytes_ += bytes;
     const pulseinfer::flight_id flight =
-        flights_.board.add(carrier_.recall(layer, units, layers_ahead * lead_seconds())).value();
+        flights_.board.add(carrier_.recall(layer, units, lead_layers * lead_seconds())).value();
     flights_.noted(flight, layer, count, ids);
     scheduler_.recalling(ids, flight, machine_.now_ns(),
                          {.bytes = bytes, .layers_ahead = layers_ahead});
+    return flight;
   }
 
   setting setting_;
@@ -301,6 +353,7 @@ class engine {
   flights flights_;
   backend::stream compute_;
   std::vector<stream> streams_;
+  std::vector<early_recall> early_;  ///< that wait for a recall to be gathered
   std::vector<double> token_seconds_, token_stalls_;
   double recalled_bytes_ = 0;
   std::int32_t warm_steps_ = 1;     ///< of each stream, which are not noted
@@ -322,7 +375,12 @@ class decoder : public engine {
     std::int32_t left = setting_.streams;
     while (left > 0) {
       left -= end_steps(steps);
-      if (left > 0) act(scheduler_.next(machine_.now_ns(), flights_), lacks);
+      if (left <= 0) break;
+      const pulseinfer::schedule_decision d = scheduler_.next(machine_.now_ns(), flights_);
+      // Who has just run the last layer begins the next step before anybody waits.
+      const bool waits = d.action == pulseinfer::schedule_action::wait;
+      if (waits && scheduler_.counts()[pulseinfer::layer_state::done] > 0) continue;
+      act(d, lacks);
     }
     return result(steps);
   }

@@ -253,7 +253,8 @@ class layer_scheduler {
   /// @param now_ns   does not go back; the clock of deadlines
   /// @param flights  where they are; of ranks that must agree, what they agreed on
   /// @return release, late, select and recall come before run; after `wait` ask again when a flight
-  ///         has ended, a call was made, or at `until_ns`
+  ///         has ended, a call was made, or at `until_ns`. A request that this very call found to have
+  ///         run its last layer is `done` then: look at `counts` before waiting, and `restart` it
   template <tells_flights Flights>
   schedule_decision next(std::uint64_t now_ns, Flights& flights) {
     core_.flights.reap(

@@ -56,6 +56,8 @@ class layer_engine {
         if (ids_.empty()) break;
         continue;
       }
+      // Who has just run the last layer begins the next step before anybody waits.
+      if (decision.action == pulseinfer::schedule_action::wait && done() > 0) continue;
       act(decision, demand);
     }
     return backend.now_ns() - begin;
