@@ -199,6 +199,29 @@ TEST_CASE("layer_scheduler: two groups take turns where that hides the link") {
   CHECK(travels);
 }
 
+TEST_CASE("layer_scheduler: a hundred that begin their step are no change of what is known ahead") {
+  scheduler_options o = two_layers;
+  o.max_requests = 100;
+  o.work.recall_bytes = 100;
+  o.work.known_ahead = 0.9;
+  desk d(o);
+  std::vector<request_id> ids;
+  for (int i = 0; i < 100; ++i) ids.push_back(d.scheduler.add().value());
+  const auto recalled = [&](double late, double ahead) {
+    for (const request_id id : d.expect(schedule_action::select)) {
+      (void)d.scheduler.selected(id, {.bytes = late, .ahead_bytes = ahead});
+    }
+    d.flights.land(d.recall(ids));
+    return d.run().size();
+  };
+  // Of the first layer nothing can be known.
+  CHECK(recalled(100, 0) == 100);
+  CHECK(d.scheduler.work().known_ahead == doctest::Approx(0.9));
+  CHECK(d.scheduler.work().recall_bytes == doctest::Approx(100));
+  CHECK(recalled(80, 20) == 100);
+  CHECK(d.scheduler.work().known_ahead < 0.6);
+}
+
 TEST_CASE("layer_scheduler: a batch that could not be started is ready again") {
   desk d(two_layers);
   const request_id id = d.scheduler.add().value();

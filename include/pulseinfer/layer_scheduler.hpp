@@ -97,7 +97,7 @@ class layer_scheduler {
     const std::uint32_t turn = core_.turn_of(request.index, "selected", 0);
     detail::task_turn& at = t.at(turn);
     core_.expects_state(!at.selected, "selected (it was told already)", i);
-    core_.grouping.saw(need);
+    core_.grouping.saw(need, t.layer + static_cast<std::int32_t>(turn - t.turn));
     const bool has_pages = core_.pages.need(core_.books, i, need.pages);
     at.selected = true;
     at.owes_recall = need.bytes > 0;

@@ -40,10 +40,13 @@ class schedule_grouping {
 
   void entered(double bytes) noexcept { bytes_ += bytes; }
   void left(double bytes) noexcept { bytes_ -= bytes; }
-  /// A selection's recall goes into the average of the last hundred or so.
-  void saw(const recall_need& need) noexcept {
+  /// A selection's recall goes into the average of the last hundred or so. What was known ahead is
+  /// averaged over the layers that something can be known of: a hundred requests that begin their
+  /// step together would look like a change for the worse.
+  void saw(const recall_need& need, std::int32_t layer) noexcept {
     const auto average = [](double& mean, double value) { mean += (value - mean) / 128; };
     average(work_.recall_bytes, need.bytes + need.ahead_bytes);
+    if (layer == 0 && options_.layers > 1) return;
     average(ahead_bytes_, need.ahead_bytes);
     average(last_recalls_, need.bytes > 0 ? 1 : 0);
     average(ahead_recalls_, need.ahead_bytes > 0 ? 1 : 0);
