@@ -175,7 +175,8 @@ std::vector<int> policies_under(int policy) {
 }
 
 TEST_CASE("host: who is woken does not take the CPU of who woke it") {
-  CHECK((policies_under(SCHED_OTHER) == std::vector<int>{0, SCHED_BATCH, SCHED_BATCH, SCHED_OTHER}));
+  CHECK(
+      (policies_under(SCHED_OTHER) == std::vector<int>{0, SCHED_BATCH, SCHED_BATCH, SCHED_OTHER}));
   // What is not the usual policy is somebody's wish.
   CHECK((policies_under(SCHED_IDLE) == std::vector<int>{0, SCHED_IDLE, SCHED_IDLE, SCHED_IDLE}));
 }

@@ -1167,3 +1167,38 @@ TEST_CASE("layer_scheduler: what does not fit is refused, and changes nothing") 
 }
 
 }  // namespace
+
+TEST_CASE("layer_scheduler: what is known ahead is a share of what the same layers lack") {
+  pulseinfer::scheduler_options o{.max_requests = 4,
+                                  .layers = 2,
+                                  .max_groups = 1,
+                                  .max_flights = 16,
+                                  .work = {.weight_bytes = 3350e9}};
+  o.work.recall_bytes = 50;
+  o.work.known_ahead = 0.6;
+  pulseinfer::layer_scheduler scheduler(o);
+  test::fake_flights flights(o.max_flights);
+  const auto id = scheduler.add().value();
+  for (int step = 0; step < 400; ++step) {
+    for (std::int32_t layer = 0; layer < 2; ++layer) {
+      auto d = scheduler.next(1000, flights);
+      REQUIRE(d.action == pulseinfer::schedule_action::select);
+      // The first layer has all it reads, as engines that keep it dense do.
+      const double late = layer == 0 ? 0 : 40;
+      const double ahead = layer == 0 ? 0 : 60;
+      if (scheduler.selected(id, {.bytes = late, .ahead_bytes = ahead}) ==
+          pulseinfer::selected_outcome::recall_now) {
+        const auto flight = flights.add();
+        const std::vector ids{id};
+        scheduler.recalling(ids, flight, 1000);
+        flights.land(flight);
+      }
+      d = scheduler.next(1000, flights);
+      REQUIRE(d.action == pulseinfer::schedule_action::run);
+      scheduler.completed(d.batch);
+    }
+    (void)scheduler.next(1000, flights);
+    scheduler.restart(id);
+  }
+  CHECK(scheduler.work().known_ahead == doctest::Approx(0.6).epsilon(0.1));
+}

@@ -14,6 +14,8 @@
 ///   when the one before is copied already; and what different layers lack late, a call each.
 /// - Gathering a byte moves two in DRAM. A copy takes as much of the DRAM as the link could move, for
 ///   as long as it has the link: its call, then its bytes.
+/// - A recall begins with a host task, as the engine's do, and what is late finds the link at rest. No
+///   copies are made just to keep it moving, nor is another recall timed so that it moves just then.
 /// - A choice is known when the layer before has been computed; what is known ahead, one layer
 ///   earlier; of the first layer nothing, as the token before is not there.
 #pragma once
@@ -198,7 +200,7 @@ inline bound lower_bound(const setting& s, std::int32_t first = 1, std::int32_t 
                            (static_cast<double>(g) * weights + static_cast<double>(n) * request);
       double recalls = 0, late_calls = 0;
       for (const least_lack& l : least) {
-        recalls += l.late[1] + l.ahead[1] > 0 ? static_cast<double>(g) : 0;
+        recalls += l.late[1] + l.ahead[1] > 0 ? 1 : 0;
         late_calls += l.late[1] > 0 ? 1 : 0;
       }
       bound& b = of[g];

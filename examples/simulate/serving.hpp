@@ -359,6 +359,7 @@ class server : engine {
     if (d.action == pulseinfer::schedule_action::idle) d.action = pulseinfer::schedule_action::wait;
     if (d.action != pulseinfer::schedule_action::wait) return act(d, missing);
     if (scheduler_.counts()[pulseinfer::layer_state::done] > 0 || gone_ == guests_.size()) return;
+    recall_gathered();
     // Deferred requests and stores are asked about again at the next decision.
     if (!queue_.empty() || !pieces_.empty()) until = std::min(until, decides_ns_);
     until = std::min(until, d.until_ns);

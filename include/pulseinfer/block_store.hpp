@@ -98,6 +98,8 @@ class block_store {
   [[nodiscard]] const std::byte* payload() const noexcept { return blocks().payload(); }
   /// How much of it is pinned in one piece: no copy may go on from one piece into the next.
   [[nodiscard]] std::size_t piece_bytes() const noexcept { return memory_.piece_bytes(); }
+  /// Whether streams may copy from all of the payload (see `paged_backend`).
+  [[nodiscard]] bool is_ready() const { return memory_.is_ready(); }
   /// The payload as kernels see it. @throws what the backend does if not all of it is reached (yet)
   [[nodiscard]] const std::byte* device_payload() const { return memory_.device_payload(); }
   /// Memory beside the payload: table, books, names, tags. The policy's own is not in

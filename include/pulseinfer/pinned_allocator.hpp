@@ -155,6 +155,12 @@ class paged_backend : public Base {
   [[nodiscard]] std::size_t pinned_chunk_bytes(const void* p) const {
     return region_of(p).chunk_bytes();
   }
+  /// Whether streams may use all of an allocation.
+  /// @throws std::invalid_argument  if `p` is no allocation
+  [[nodiscard]] bool is_ready(const void* p) const {
+    const pinned_region<Base, System>& region = region_of(p);
+    return region.is_ready(0, region.bytes());
+  }
   /// Where the device sees an allocation, all of it in one piece.
   /// @throws std::logic_error       if not all of it is ready, or it is not pinned
   /// @throws device_error           if its chunks do not follow each other on the device

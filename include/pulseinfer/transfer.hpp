@@ -32,7 +32,7 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 ///
 /// Order: a recall's pages are written after everything that `stream` held at the call (the kernels
 /// that read them before); an offload reads its pages after the same (the kernels that wrote them).
-/// Use of the pages afterwards is ordered by `ticket::enqueue_wait`.
+/// Use of the pages afterwards is ordered by `ticket::enqueue_wait`, a further recall's too.
 ///
 /// Transfers share the link chunk by chunk; a small one passes a long one at the next chunk. With
 /// `link_bytes_per_second` the one that would end first goes first, at each chunk. Recalls go before

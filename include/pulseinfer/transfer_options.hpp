@@ -42,7 +42,8 @@ struct transfer_options {
   std::int64_t part_bytes = 64 << 10;
   /// Where nothing else is on its way to the device, and nobody uses its pages any more, the first
   /// sixth of a staged recall is copied from where it lies, in one batch of at most so many copies:
-  /// the link moves those while the first chunk is gathered. 0: everything is gathered.
+  /// the link moves those while the first chunk is gathered. Only with two chunks in flight or more,
+  /// and from a store that is ready. 0: everything is gathered.
   std::int32_t head_copies = 0;
   /// Chunks of a direction that are gathered or on the link at a time. More keep more workers busy,
   /// with fewer a small transfer passes a long one sooner.

@@ -56,12 +56,11 @@ class cpu_mask {
 
 /// From here on the calling thread takes its turn when it is woken, and does not take the CPU of who
 /// woke it: an engine's thread that hands over a transfer is not put to sleep in the middle of the
-/// call. With a policy of its own (real time, idle) it stays as it is.
+/// call. Where the CPUs are all busy it waits for its turn; who spins for it should yield. With a
+/// policy of its own (real time, idle) it stays as it is.
 inline void run_behind_callers() noexcept {
-  int policy = SCHED_OTHER;
-  sched_param parameter{};
-  if (pthread_getschedparam(pthread_self(), &policy, &parameter) != 0) return;
-  if (policy == SCHED_OTHER) (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &parameter);
+  const sched_param parameter{};
+  if (sched_getscheduler(0) == SCHED_OTHER) (void)sched_setscheduler(0, SCHED_BATCH, &parameter);
 }
 
 /// The CPUs that this process may use at all, ascending. What the calling thread is confined to

@@ -91,7 +91,6 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     }
     if (s.report.way == transfer_way::automatic) choose_way(s);
     if (s.report.way == transfer_way::staged) s.head = head_of(s);
-    s.report.head_units = static_cast<std::int64_t>(s.head);
     s.store_on_device = nullptr;
     if (s.report.way == transfer_way::pull) s.store_on_device = this->store_->device_payload();
   }
@@ -108,8 +107,8 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   /// Units that are worth a copy each: the link would rest until the first chunk is gathered.
   [[nodiscard]] std::size_t head_of(const state& s) const {
     const std::size_t most = as_size(this->options_.head_copies / strips_);
-    if (most == 0 || s.order.size() < 2) return 0;
-    if (this->staging_.available() < this->staging_.size()) return 0;
+    if (most == 0 || s.order.size() < 2 || this->options_.chunks_in_flight < 2) return 0;
+    if (this->staging_.available() < this->staging_.size() || !this->store_->is_ready()) return 0;
     if (this->backend_.poll(s.ready) != event_state::done) return 0;
     const std::size_t units = std::clamp<std::size_t>(s.order.size() / 6, 1, most);
     return std::min(units, as_size(this->shape_.units));
@@ -317,8 +316,8 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   }
 
   /// The same in one batch, in the stream that chunks are copied in: a scatter of another transfer,
-  /// which waits for its chunk, does not hold it up, and who waits for this one's first scatter
-  /// comes behind it. Nobody uses the pages.
+  /// which waits for its chunk, does not hold it up. Who waits for the pages waits for it, whatever
+  /// becomes of the chunks behind it. Nobody uses the pages.
   void copy_head(job& j) {
     chunk& c = *j.at;
     auto& b = this->backend_;
@@ -327,7 +326,9 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     j.enqueued_ns = b.now_ns();
     b.copy_many_async(runs_, direction, copy_);
     b.record(c.copied, copy_);
+    b.enqueue_wait(c.copied, scatter_);
     b.record(c.drained, copy_);
+    j.owner->report.head_units = static_cast<std::int64_t>(j.count);
   }
 
   /// Lists the runs of a chunk's units; under the enqueue mutex. A run stays within one tensor of the

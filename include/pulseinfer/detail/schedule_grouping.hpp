@@ -47,11 +47,11 @@ class schedule_grouping {
     const auto average = [](double& mean, double value) { mean += (value - mean) / 128; };
     average(work_.recall_bytes, need.bytes + need.ahead_bytes);
     if (layer == 0 && options_.layers > 1) return;
+    average(behind_bytes_, need.bytes + need.ahead_bytes);
     average(ahead_bytes_, need.ahead_bytes);
     average(last_recalls_, need.bytes > 0 ? 1 : 0);
     average(ahead_recalls_, need.ahead_bytes > 0 ? 1 : 0);
-    work_.known_ahead =
-        work_.recall_bytes > 0 ? std::clamp(ahead_bytes_ / work_.recall_bytes, 0.0, 1.0) : 0;
+    work_.known_ahead = behind_bytes_ > 0 ? std::clamp(ahead_bytes_ / behind_bytes_, 0.0, 1.0) : 0;
   }
 
   /// A group for a request that has none: one that gathers at its layer and is not full, else a new
@@ -313,6 +313,7 @@ class schedule_grouping {
 
   scheduler_options options_;
   layer_work work_;
+  double behind_bytes_ = work_.recall_bytes;  ///< that layers behind the first one lack
   double ahead_bytes_ = work_.recall_bytes * work_.known_ahead;
   double last_recalls_ = step_cost(options_.work, options_.speeds).last_recalls;
   double ahead_recalls_ = step_cost(options_.work, options_.speeds).ahead_recalls;

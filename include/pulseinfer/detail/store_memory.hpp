@@ -46,6 +46,15 @@ class store_memory {
   [[nodiscard]] std::byte* payload() const noexcept { return payload_.data(); }
   /// Of the payload, made known to the device in one call: whole units.
   [[nodiscard]] std::size_t piece_bytes() const noexcept { return piece_bytes_; }
+  /// Whether streams may copy from all of the payload; once it is so it stays so.
+  [[nodiscard]] bool is_ready() const {
+    if constexpr (requires { backend_.is_ready(payload_.data()); }) {
+      if (payload_.size() == 0 || is_ready_.load(std::memory_order_acquire)) return true;
+      if (!backend_.is_ready(payload_.data())) return false;
+      is_ready_.store(true, std::memory_order_release);
+    }
+    return true;
+  }
   /// [sequences, layers, blocks] slots
   [[nodiscard]] std::int32_t* table() const noexcept { return table_.data(); }
   [[nodiscard]] std::size_t table_bytes() const noexcept { return table_.bytes(); }
@@ -78,6 +87,7 @@ class store_memory {
   pinned_buffer<std::byte, Backend> payload_;
   pinned_buffer<std::int32_t, Backend> table_;
   std::size_t piece_bytes_;
+  mutable std::atomic<bool> is_ready_{false};
   mutable std::atomic<const std::byte*> device_payload_{nullptr};
   mutable std::atomic<const std::int32_t*> device_table_{nullptr};
 };
