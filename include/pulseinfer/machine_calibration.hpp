@@ -56,6 +56,7 @@ class scratch_store {
   [[nodiscard]] std::size_t piece_bytes() const noexcept {
     return std::numeric_limits<std::size_t>::max();
   }
+  [[nodiscard]] static constexpr bool is_ready() noexcept { return true; }
   [[nodiscard]] const std::byte* device_payload() const noexcept { return device_payload_; }
   [[nodiscard]] lease acquire(sequence_id, std::int32_t) const noexcept { return lease(*this); }
   void reserve(sequence_id, std::int32_t, std::span<const logical_block> blocks,
