@@ -439,18 +439,27 @@ TEST_CASE("layer_scheduler: times without end stay times") {
   }
 }
 
+namespace {
+
+/// Of two requests at their first layer, b is not there: a runs without it. What b waits for.
+flight_id leave_behind(desk& d, request_id a, request_id b) {
+  (void)d.expect(schedule_action::select);
+  (void)d.scheduler.selected(a, {.bytes = 0});
+  (void)d.scheduler.selected(b, {.bytes = 1});
+  const flight_id late = d.recall({b}, {.bytes = 56e12});
+  CHECK(d.run() == std::vector{a});
+  return late;
+}
+
+}  // namespace
+
 TEST_CASE("layer_scheduler: who was left behind is taken in where groups meet") {
   scheduler_options o = two_layers;
   o.layers = 4;
   desk d(o);
   const request_id a = d.scheduler.add().value();
   const request_id b = d.scheduler.add().value();
-  (void)d.expect(schedule_action::select);
-  (void)d.scheduler.selected(a, {.bytes = 0});
-  (void)d.scheduler.selected(b, {.bytes = 1});
-  const flight_id load = d.recall({b}, {.bytes = 56e12});
-  CHECK(d.run() == std::vector{a});
-  d.flights.land(load);
+  d.flights.land(leave_behind(d, a, b));
   // a is a layer ahead, and waits until b is there.
   (void)d.select(0);
   CHECK(d.run() == std::vector{b});
@@ -468,11 +477,7 @@ TEST_CASE(
     desk d(o);
     const request_id a = d.scheduler.add().value();
     const request_id b = d.scheduler.add().value();
-    (void)d.expect(schedule_action::select);
-    (void)d.scheduler.selected(a, {.bytes = 0});
-    (void)d.scheduler.selected(b, {.bytes = 1});
-    const flight_id late = d.recall({b}, {.bytes = 56e12});
-    CHECK(d.run() == std::vector{a});
+    const flight_id late = leave_behind(d, a, b);
     d.now += 2'000'000'000'000;  // more than it takes on the link
     d.flights.land(late);
     (void)d.select(0);

@@ -196,7 +196,7 @@ class noting_machine : public machine_type {
 
 }  // namespace
 
-TEST_CASE("head: a store that is not pinned yet has no heads") {
+TEST_CASE("head: a store has heads once all of it is pinned, and none before") {
   using paged = pulseinfer::paged_backend<noting_machine>;
   constexpr auto geometry = test::small_geometry;
   noting_machine machine(machine_type{pulseinfer::timed{}});
@@ -222,6 +222,7 @@ TEST_CASE("head: a store that is not pinned yet has no heads") {
        .head_copies = 16});
   const std::size_t known = machine.registrations();
   machine.know(store.payload(), static_cast<std::size_t>(64 * geometry.unit_bytes()), &known);
+  CHECK(!store.is_ready());
   auto t = mover.recall_units(0, {&id, 1}, units_of(12, 10), stream).value();
   t.sync();
   REQUIRE(t.report().moved == 12);
@@ -229,4 +230,13 @@ TEST_CASE("head: a store that is not pinned yet has no heads") {
   CHECK(machine.registrations() == known);
   CHECK(machine.unpinned() == 0);
   CHECK(t.report().head_units == 0);
+
+  memory.resource()
+      .find(store.payload())
+      ->sync_ready(0, static_cast<std::size_t>(store.capacity_units() * geometry.unit_bytes()));
+  CHECK(store.is_ready());
+  auto again = mover.recall_units(0, {&id, 1}, units_of(12, 10), stream).value();
+  again.sync();
+  CHECK(again.report().moved == 12);
+  CHECK(again.report().head_units == 2);
 }
