@@ -21,6 +21,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -94,20 +95,24 @@ struct recall_bounds {
   [[nodiscard]] double latency(double units) const {
     if (units <= 0) return 0;
     const double bytes = units * unit;
-    const auto copied = [&](double d) { return bytes / link + std::max(call, each * d); };
-    const auto staged = [&](double d) {
+    const auto takes = [&](double d) {
+      const double copied = bytes / link + std::max(call, each * d);
       const double rest = bytes - d * unit;
-      if (rest < 0.5 * unit) return 0.0;
-      return std::max(call + filling(rest) + rest / link + launch,
-                      (link * copied(d) + 2 * rest) / dram - copy);
+      if (rest < 0.5 * unit) return copied;
+      return std::max({copied, call + filling(rest) + rest / link + launch,
+                       (link * copied + 2 * rest) / dram - copy});
     };
-    // The one grows with d, the other falls: the least is where they meet.
+    // Of these one grows with d, one falls, and one falls, then may grow: so does the largest.
     double low = 0, high = units;
-    for (int i = 0; i < 24; ++i) {
-      const double d = (low + high) / 2;
-      (copied(d) < staged(d) ? low : high) = d;
+    while (high - low > 0.5) {
+      const double d = std::floor((low + high) / 2);
+      if (takes(d) > takes(d + 1)) {
+        low = d + 1;
+      } else {
+        high = d;
+      }
     }
-    return start() + std::max(copied(low), std::min(staged(low), copied(high)));
+    return start() + takes(low);
   }
 
   /// The least x in [0, 1], the share that is gathered, can make of the largest of some a + b x.

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -22,6 +23,7 @@
 #include "pulseinfer/block_store.hpp"
 #include "pulseinfer/buffer.hpp"
 #include "pulseinfer/calibration.hpp"
+#include "pulseinfer/chunk_tuning.hpp"
 #include "pulseinfer/pool_shape.hpp"
 #include "pulseinfer/transfer.hpp"
 #include "setting.hpp"
@@ -46,8 +48,15 @@ inline pulseinfer::hardware_profile scaled(const setting& s) {
 /// How a system moves what it recalls.
 struct carriage {
   pulseinfer::transfer_way way = pulseinfer::transfer_way::automatic;
+  bool tuned = false;       ///< by plans that were found by trial, see plans_of
   bool serial = false;      ///< gather all, then copy all, then scatter all
   std::int32_t pieces = 1;  ///< of a unit: one for each KV head that chooses by itself
+};
+
+/// What a carrier is told of its machine; null: nothing.
+struct equipment {
+  const pulseinfer::transfer_costs* costs = nullptr;
+  const pulseinfer::chunk_plans* plans = nullptr;
 };
 
 /// Recalls units of requests, layer by layer. Which blocks they are does not matter to their time:
@@ -59,7 +68,7 @@ class carrier {
 
   /// @param stores  offloads at a time, of `store_units` units each
   carrier(backend b, const setting& s, const carriage& how, pulseinfer::link_monitor* monitor,
-          std::int32_t stores = 0, const pulseinfer::transfer_costs* costs = nullptr)
+          std::int32_t stores = 0, const equipment& with = {})
       : geometry_{.layers = s.model.layers,
                   .kv_heads = std::max(1, s.model.kv_heads / s.ranks / how.pieces),
                   .head_dim = s.model.head_dim / s.shrink,
@@ -84,8 +93,20 @@ class carrier {
         sequence_(filled()),
         sequences_(static_cast<std::size_t>(rows_), sequence_),
         free_(b.make_stream(pulseinfer::stream_priority::normal)),
-        mover_(b, store_, pool_, options(how, monitor, costs)) {
+        mover_(b, store_, pool_, options(how, monitor, with)) {
     targets_.reserve(static_cast<std::size_t>(std::max(rows_ * blocks_, stored_blocks_)));
+  }
+
+  /// Plans for recalls of up to so many units, by trial.
+  [[nodiscard]] pulseinfer::chunk_plans tune(std::int64_t most_units) {
+    targets_.clear();
+    for (std::int32_t i = 0; i < blocks_; ++i) {
+      targets_.push_back({.row = 0,
+                          .block = pulseinfer::logical_block{i * step_ % blocks_},
+                          .page = pulseinfer::device_page{i}});
+    }
+    return pulseinfer::tune_chunks(mover_, 0, {sequences_.data(), 1}, targets_, free_,
+                                   {.most_units = most_units});
   }
 
   static constexpr std::int32_t store_units = 512;  ///< 32 MiB of a model with units of 64 KiB
@@ -154,9 +175,9 @@ class carrier {
     }
     return id;
   }
-  [[nodiscard]] pulseinfer::transfer_options options(
-      const carriage& how, pulseinfer::link_monitor* monitor,
-      const pulseinfer::transfer_costs* costs) const {
+  [[nodiscard]] pulseinfer::transfer_options options(const carriage& how,
+                                                     pulseinfer::link_monitor* monitor,
+                                                     const equipment& with) const {
     const std::int64_t all = std::int64_t{rows_} * blocks_ * geometry_.unit_bytes();
     const auto scaled_bytes = [this](double real) {
       return std::max(static_cast<std::int64_t>(real * scale_), geometry_.unit_bytes());
@@ -174,7 +195,8 @@ class carrier {
     o.max_rows = rows_;
     o.max_units = std::max(std::int64_t{rows_} * blocks_, std::int64_t{stored_blocks_});
     o.way = how.serial ? pulseinfer::transfer_way::staged : how.way;
-    if (costs != nullptr) o.costs = *costs;
+    if (with.costs != nullptr) o.costs = *with.costs;
+    if (with.plans != nullptr) o.plans = *with.plans;
     o.monitor = monitor;
     return o;
   }
@@ -200,50 +222,82 @@ class carrier {
   std::int32_t page_ = 0;
 };
 
-/// What the ways cost on this machine, by the library's calibration. Once for each size of a unit.
-inline const pulseinfer::transfer_costs& costs_of(const setting& s) {
+/// What was found out for a machine and a size of units, once for each.
+template <class Found>
+const Found& once_for(const setting& s, const std::string& what,
+                      const std::function<Found()>& find) {
+  struct entry {
+    std::once_flag once;
+    Found found;
+  };
   static std::mutex mutex;
-  static std::map<std::string, pulseinfer::transfer_costs> known;
-  const std::string key = s.machine.name + '/' + std::to_string(s.unit_bytes()) + '/' +
-                          std::to_string(s.shrink) + '/' +
-                          std::to_string(s.machine.profile.dram_bytes_per_second);
-  std::lock_guard lock(mutex);
-  const auto found = known.find(key);
-  if (found != known.end()) return found->second;
+  static std::map<std::string, entry> known;
+  const pulseinfer::hardware_profile& p = s.machine.profile;
+  const std::string key = what + '/' + s.machine.name + '/' + std::to_string(s.unit_bytes()) + '/' +
+                          std::to_string(s.shrink) + '/' + std::to_string(p.dram_bytes_per_second);
+  entry* at = nullptr;
+  {
+    std::lock_guard lock(mutex);
+    at = &known[key];
+  }
+  std::call_once(at->once, [&] { at->found = find(); });
+  return at->found;
+}
+
+/// One request with so many blocks, at one layer.
+inline setting one_of(const setting& s, std::int32_t blocks) {
   setting one = s;
   one.streams = 1;
   one.model.layers = 1;
-  one.budget = 256;
-  one.context = 256 * block_tokens;
-  pulseinfer::calibration_options o;
-  o.ways = {pulseinfer::transfer_way::staged, pulseinfer::transfer_way::batched};
-  o.least_entries = 1;
-  o.most_entries = 256;
-  carrier::backend b(pulseinfer::timed{scaled(s)});
-  carrier staged(b, one, {pulseinfer::transfer_way::staged}, nullptr);
-  carrier batched(b, one, {pulseinfer::transfer_way::batched}, nullptr);
-  o.least_entry_bytes = o.most_entry_bytes = staged.unit_bytes();
-  const auto seconds = [&](pulseinfer::transfer_way way, const pulseinfer::transfer_shape& shape) {
-    const std::uint64_t begin = b.now_ns();
-    carrier& c = way == pulseinfer::transfer_way::staged ? staged : batched;
-    c.recall(0, {static_cast<std::int32_t>(shape.units)}).sync();
-    return 1e-9 * static_cast<double>(std::max<std::uint64_t>(b.now_ns() - begin, 1));
-  };
-  return known.emplace(key, pulseinfer::calibrate(seconds, o)).first->second;
+  one.budget = blocks;
+  one.context = std::max(s.context, double(blocks) * block_tokens);
+  return one;
+}
+
+/// How recalls of up to 34 MB go best on this machine, by the library's trials.
+inline const pulseinfer::chunk_plans& plans_of(const setting& s) {
+  return once_for<pulseinfer::chunk_plans>(s, "plans", [&] {
+    const auto units = static_cast<std::int32_t>(std::clamp(34e6 / s.unit_bytes(), 2.0, 2048.0));
+    carrier::backend b(pulseinfer::timed{scaled(s)});
+    return carrier(b, one_of(s, units), {pulseinfer::transfer_way::staged}, nullptr).tune(units);
+  });
+}
+
+/// What the ways cost on this machine, by the library's calibration.
+inline const pulseinfer::transfer_costs& costs_of(const setting& s, bool tuned) {
+  return once_for<pulseinfer::transfer_costs>(s, tuned ? "costs, tuned" : "costs", [&] {
+    const setting one = one_of(s, 256);
+    pulseinfer::calibration_options o;
+    o.ways = {pulseinfer::transfer_way::staged, pulseinfer::transfer_way::batched};
+    o.least_entries = 1;
+    o.most_entries = 256;
+    carrier::backend b(pulseinfer::timed{scaled(s)});
+    carrier staged(b, one, {pulseinfer::transfer_way::staged}, nullptr, 0,
+                   {nullptr, tuned ? &plans_of(s) : nullptr});
+    carrier batched(b, one, {pulseinfer::transfer_way::batched}, nullptr);
+    o.least_entry_bytes = o.most_entry_bytes = staged.unit_bytes();
+    const auto seconds = [&](pulseinfer::transfer_way way,
+                             const pulseinfer::transfer_shape& shape) {
+      const std::uint64_t begin = b.now_ns();
+      carrier& c = way == pulseinfer::transfer_way::staged ? staged : batched;
+      c.recall(0, {static_cast<std::int32_t>(shape.units)}).sync();
+      return 1e-9 * static_cast<double>(std::max<std::uint64_t>(b.now_ns() - begin, 1));
+    };
+    return pulseinfer::calibrate(seconds, o);
+  });
+}
+
+inline equipment equipment_of(const setting& s, const carriage& how) {
+  return {&costs_of(s, how.tuned), how.tuned ? &plans_of(s) : nullptr};
 }
 
 /// What a recall of what all streams lack at a layer, of 4 MiB at most, takes beside its bytes.
 inline double recall_start_seconds(const setting& s, const carriage& how) {
-  setting one = s;
-  one.streams = 1;
-  one.model.layers = 1;
   const double most = std::min(std::ceil(s.kv.miss * s.chosen()) * s.streams,
                                std::floor(4.0 * (1 << 20) / s.unit_bytes()));
   const auto units = static_cast<std::int32_t>(std::max(most, 1.0));
-  one.budget = units;
-  one.context = std::max(s.context, double(units) * block_tokens);
   carrier::backend b(pulseinfer::timed{scaled(s)});
-  carrier c(b, one, how, nullptr, 0, &costs_of(s));
+  carrier c(b, one_of(s, units), how, nullptr, 0, equipment_of(s, how));
   const std::uint64_t begin = b.now_ns();
   c.recall(0, {units}).sync();
   const double took = 1e-9 * static_cast<double>(b.now_ns() - begin);

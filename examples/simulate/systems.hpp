@@ -46,7 +46,8 @@ inline system ours(const setting& base) {
           .what =
               "groups, prediction, hot buffer, FP16 mean digests; staged in overlapping chunks, or "
               "copies in a batch where those are sooner",
-          .setting = base};
+          .setting = base,
+          .policy = {.moves = {.tuned = true}}};
 }
 
 /// All systems at one base setting. Whoever moves all that is chosen has foretold of it what the

@@ -18,6 +18,8 @@
 #include "pulseinfer/budget.hpp"
 #include "pulseinfer/buffer.hpp"
 #include "pulseinfer/calibration.hpp"
+#include "pulseinfer/chunk_plan.hpp"
+#include "pulseinfer/chunk_tuning.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/config.hpp"
 #include "pulseinfer/consensus.hpp"

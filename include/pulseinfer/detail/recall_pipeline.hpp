@@ -55,6 +55,10 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
 
   /// The way of the transfers that are started from here on.
   void set_way(transfer_way way) noexcept { way_ = way; }
+  void set_plans(chunk_plans plans) noexcept {
+    this->sync_all();  // their first tasks read the old ones
+    this->options_.plans = std::move(plans);
+  }
 
  private:
   static constexpr stream_priority urgency = stream_priority::high;  // an engine waits for it
@@ -90,7 +94,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
       }
     }
     if (s.report.way == transfer_way::automatic) choose_way(s);
-    if (s.report.way == transfer_way::staged) s.head = head_of(s);
+    if (s.report.way == transfer_way::staged) plan(s);
     s.store_on_device = nullptr;
     if (s.report.way == transfer_way::pull) s.store_on_device = this->store_->device_payload();
   }
@@ -104,14 +108,23 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     s.report.way = chosen.way;
     s.report.predicted_seconds = chosen.seconds;
   }
-  /// Units that are worth a copy each: the link would rest until the first chunk is gathered.
-  [[nodiscard]] std::size_t head_of(const state& s) const {
-    const std::size_t most = as_size(this->options_.head_copies / strips_);
-    if (most == 0 || s.order.size() < 2 || this->options_.chunks_in_flight < 2) return 0;
-    if (this->staging_.available() < this->staging_.size() || !this->store_->is_ready()) return 0;
-    if (this->backend_.poll(s.ready) != event_state::done) return 0;
-    const std::size_t units = std::clamp<std::size_t>(s.order.size() / 6, 1, most);
-    return std::min(units, as_size(this->shape_.units));
+  /// Who finds little under way goes by a plan; without one, the first units are worth a copy each
+  /// where the link would rest until the first chunk is gathered.
+  void plan(state& s) const {
+    const std::size_t all = s.order.size();
+    if (all < 2 || this->options_.chunks_in_flight < 2 || !this->store_->is_ready()) return;
+    if (this->backend_.poll(s.ready) != event_state::done) return;
+    const bool is_alone = this->staging_.available() == this->staging_.size();
+    // What is gathered already leaves the workers to this one, and the link soon.
+    if (!is_alone && (this->under_way_.gathering > 0 || this->under_way_.all > all / 4)) return;
+    const std::size_t copies = as_size(this->options_.head_copies / strips_);
+    if (const chunk_plan* const found = this->options_.plans.find(all)) {
+      s.plan = *found;
+      s.head = found->head_of(all);
+    } else if (is_alone && copies > 0) {
+      s.head = std::clamp<std::size_t>(all / 6, 1, copies);
+    }
+    s.head = std::min(s.head, as_size(this->shape_.units));
   }
   /// Runs of bytes of a unit. Units that are adjacent on both sides have fewer; that is rare.
   [[nodiscard]] static std::int64_t strips_of(const kv_pool& pool) {

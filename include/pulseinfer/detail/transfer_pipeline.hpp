@@ -229,7 +229,7 @@ class transfer_pipeline {
     release(j);
   }
   void release(job& j) noexcept {
-    under_way_ -= j.count;
+    under_way_.all -= j.count;
     staging_.release(*j.at);
   }
 
@@ -300,11 +300,9 @@ class transfer_pipeline {
   /// The next units of the transfer, in a chunk, with a share for whoever works on them.
   [[nodiscard]] job& claim(state& s, chunk& c) noexcept {
     job& j = jobs_[static_cast<std::size_t>(c.index)];
-    const std::size_t all = s.order.size();
-    const std::size_t units =
-        s.head > 0 ? s.head : shape_.count(s.chunks, all - s.next, all, only_lists(s), under_way_);
-    under_way_ += units;
-    j.claim(s, c, units, s.head == 0 && self().takes_parts(s) ? shape_.part_of(units) : units);
+    const auto [units, part] = s.next_cut(shape_, only_lists(s), under_way_.all);
+    under_way_.claimed(units);
+    j.claim(s, c, units, self().takes_parts(s) ? part : units);
     ++s.shares;
     return j;
   }
@@ -348,6 +346,7 @@ class transfer_pipeline {
   /// Whoever ends the last parts of a chunk enqueues it, and has its share in the transfer.
   void end_parts(job& j, std::size_t parts) noexcept {
     if (j.parts_left.fetch_sub(parts, std::memory_order_acq_rel) > parts) return;
+    under_way_.gathering -= j.count;
     state& s = *j.owner;
     if (j.is_dropped.load(std::memory_order_relaxed)) {
       drop(j, unit_status::failed);
@@ -439,10 +438,10 @@ class transfer_pipeline {
   chunk_shape shape_;
   staging_pool<Backend> staging_;
   std::mutex enqueue_mutex_;  ///< the work of one chunk stays together in the streams
+  units_under_way under_way_;
 
  private:
-  std::vector<job> jobs_;                  ///< one a chunk
-  std::atomic<std::size_t> under_way_{0};  ///< units in chunks
+  std::vector<job> jobs_;  ///< one a chunk
   std::vector<std::unique_ptr<state>> states_;
   std::atomic<bool> failed_{false};
 };

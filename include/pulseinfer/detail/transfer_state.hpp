@@ -9,8 +9,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <vector>
 
+#include "pulseinfer/chunk_plan.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/detail/link_share.hpp"
 #include "pulseinfer/hot_buffer.hpp"
@@ -37,8 +39,9 @@ struct chunk_shape {
   static constexpr std::size_t most_parts = 16;
   /// Units that one worker gathers of a chunk of so many. What a task costs to start is paid for each
   /// part: a large chunk's are larger.
-  [[nodiscard]] std::size_t part_of(std::size_t count) const noexcept {
-    return std::max(static_cast<std::size_t>(part), (count + most_parts - 1) / most_parts);
+  [[nodiscard]] std::size_t part_of(std::size_t count,
+                                    std::size_t parts = most_parts) const noexcept {
+    return std::max(static_cast<std::size_t>(part), (count + parts - 1) / parts);
   }
   /// Units of chunk number `chunk` of a transfer of `all`, of which `left` are to be dealt out, when
   /// there are so many others on their way.
@@ -109,6 +112,24 @@ struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
   [[nodiscard]] bool has_more() const noexcept {
     return next < order.size() && !this->error && !this->cancel.load(std::memory_order_acquire);
   }
+  /// Units of the next chunk, or of the head; of how many that a worker gathers each. Under the mutex.
+  struct cut {
+    std::size_t units = 0;
+    std::size_t part = 0;
+  };
+  [[nodiscard]] cut next_cut(const chunk_shape& shape, bool only_lists,
+                             std::size_t under_way) const noexcept {
+    const std::size_t all = order.size();
+    const std::size_t left = all - next;
+    if (head > 0) return {head, head};
+    if (!plan) {
+      const std::size_t units = shape.count(chunks, left, all, only_lists, under_way);
+      return {units, shape.part_of(units)};
+    }
+    const std::size_t units =
+        std::min({left, plan->chunk_of(chunks, all), static_cast<std::size_t>(shape.units)});
+    return {units, shape.part_of(units, static_cast<std::size_t>(plan->parts))};
+  }
   /// When the transfer would end, had it a link of that speed to itself from when it is needed on;
   /// 0 where there is no speed. Under the mutex.
   [[nodiscard]] std::uint64_t rank_of(std::size_t unit_bytes, double speed) const noexcept {
@@ -123,6 +144,7 @@ struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
     targets.clear();
     order.clear();
     next = 0;
+    plan.reset();
     head = 0;
     chunks = 0;
     shares = 0;
@@ -145,6 +167,7 @@ struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
   std::vector<std::int32_t> order;  ///< the units to move; filled before the first chunk
   std::mutex mutex;                 ///< guards what follows, and `error` until the end
   std::size_t next = 0;             ///< position in `order` of the first that no chunk has
+  std::optional<chunk_plan> plan;   ///< recall: that it goes by, if there is one
   std::size_t head = 0;             ///< recall: the first units, if they go by themselves
   std::int64_t chunks = 0;          ///< dealt out, without the head
   std::int32_t shares = 0;
@@ -185,6 +208,17 @@ struct chunk_job {
     s.head = 0;
   }
   [[nodiscard]] std::size_t parts() const noexcept { return (count + part_units - 1) / part_units; }
+};
+
+/// Units of a pipeline that are in chunks, and those of them that are not gathered yet.
+struct units_under_way {
+  std::atomic<std::size_t> all{0};
+  std::atomic<std::size_t> gathering{0};
+
+  void claimed(std::size_t units) noexcept {
+    all += units;
+    gathering += units;
+  }
 };
 
 }  // namespace pulseinfer::detail
