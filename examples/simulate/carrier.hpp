@@ -183,10 +183,11 @@ class carrier {
       return std::max(static_cast<std::int64_t>(real * scale_), geometry_.unit_bytes());
     };
     pulseinfer::transfer_options o;
-    o.chunk_bytes = how.serial ? std::max(all, geometry_.unit_bytes()) : scaled_bytes(3 << 20);
+    o.chunk_bytes =
+        how.serial ? std::max(all, geometry_.unit_bytes()) : scaled_bytes(4.5 * (1 << 20));
     o.first_chunk_bytes = how.serial ? o.chunk_bytes : scaled_bytes(512 << 10);
     o.first_chunk_share = how.serial ? 0 : 7;
-    o.staging_bytes = std::max(2 * o.chunk_bytes, scaled_bytes(48 << 20));
+    o.staging_bytes = std::max(2 * o.chunk_bytes, scaled_bytes(72 << 20));
     o.part_bytes = scaled_bytes(16 << 10);
     o.head_copies = how.serial ? 0 : 16;
     o.chunks_in_flight = 5;

@@ -115,16 +115,28 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     if (all < 2 || this->options_.chunks_in_flight < 2 || !this->store_->is_ready()) return;
     if (this->backend_.poll(s.ready) != event_state::done) return;
     const bool is_alone = this->staging_.available() == this->staging_.size();
-    // What is gathered already leaves the workers to this one, and the link soon.
-    if (!is_alone && (this->under_way_.gathering > 0 || this->under_way_.all > all / 4)) return;
+    // What has been gathered leaves the workers to this one, and the link before long.
+    if (!is_alone && (this->under_way_.gathering > 0 || this->under_way_.all > all)) return;
     const std::size_t copies = as_size(this->options_.head_copies / strips_);
     if (const chunk_plan* const found = this->options_.plans.find(all)) {
       s.plan = *found;
-      s.head = found->head_of(all);
+      // The link has something to do already: so much less of a head.
+      const std::size_t before = this->under_way_.on_link(this->backend_.now_ns(), units_per_ns());
+      s.head = found->head_of(all) - std::min(found->head_of(all), before);
     } else if (is_alone && copies > 0) {
       s.head = std::clamp<std::size_t>(all / 6, 1, copies);
     }
     s.head = std::min(s.head, as_size(this->shape_.units));
+  }
+  /// Of the link, 0 where its speed is not known.
+  [[nodiscard]] double units_per_ns() const noexcept {
+    return 1e-9 * this->options_.link_bytes_per_second / static_cast<double>(this->unit_size());
+  }
+  void note_copies(const job& j) noexcept {
+    const double speed = units_per_ns();
+    if (speed == 0) return;
+    const double takes_ns = std::min(static_cast<double>(j.count) / speed, 1e15);
+    this->under_way_.enqueued(j.enqueued_ns, static_cast<std::uint64_t>(takes_ns));
   }
   /// Runs of bytes of a unit. Units that are adjacent on both sides have fewer; that is rare.
   [[nodiscard]] static std::int64_t strips_of(const kv_pool& pool) {
@@ -277,6 +289,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     std::lock_guard lock(this->enqueue_mutex_);
     j.enqueued_ns = b.now_ns();
     b.copy_async(c.device + list, c.host + list, head + payload, direction, copy_);
+    note_copies(j);
     b.record(c.copied, copy_);
     b.enqueue_wait(c.copied, scatter_);
     this->wait_for_engine(s);
@@ -338,6 +351,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     list_runs(j, true);
     j.enqueued_ns = b.now_ns();
     b.copy_many_async(runs_, direction, copy_);
+    note_copies(j);
     b.record(c.copied, copy_);
     b.enqueue_wait(c.copied, scatter_);
     b.record(c.drained, copy_);

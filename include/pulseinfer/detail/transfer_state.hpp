@@ -210,14 +210,27 @@ struct chunk_job {
   [[nodiscard]] std::size_t parts() const noexcept { return (count + part_units - 1) / part_units; }
 };
 
-/// Units of a pipeline that are in chunks, and those of them that are not gathered yet.
+/// Units of a pipeline that are in chunks, those of them that are not gathered yet, and until when the
+/// link has something to do.
 struct units_under_way {
   std::atomic<std::size_t> all{0};
   std::atomic<std::size_t> gathering{0};
+  std::atomic<std::uint64_t> link_free_ns{0};  ///< about; changes under the enqueue mutex
 
   void claimed(std::size_t units) noexcept {
     all += units;
     gathering += units;
+  }
+  void enqueued(std::uint64_t now_ns, std::uint64_t takes_ns) noexcept {
+    link_free_ns = std::max(link_free_ns.load(), now_ns) + takes_ns;
+  }
+  /// The most that may not be on the device yet, of all that is under way.
+  [[nodiscard]] std::size_t on_link(std::uint64_t now_ns, double units_per_ns) const noexcept {
+    const std::uint64_t free_ns = link_free_ns;
+    const std::size_t most = all;
+    if (units_per_ns == 0) return most;
+    const double left_ns = free_ns > now_ns ? static_cast<double>(free_ns - now_ns) : 0;
+    return std::min(most, static_cast<std::size_t>(left_ns * units_per_ns));
   }
 };
 
