@@ -46,8 +46,8 @@ struct transfer_options {
   /// the link moves those while the first chunk is gathered. Only with two chunks in flight or more,
   /// and from a store that is ready. 0: everything is gathered.
   std::int32_t head_copies = 0;
-  /// How staged recalls go that find nothing else under way, or only what has been gathered and is less
-  /// than a quarter of their own units, and whose pages nobody uses any more. It says how large a
+  /// How staged recalls go that find nothing else under way, or only what has been gathered and is at most a
+  /// quarter of their own units, and whose pages nobody uses any more. It says how large a
   /// head is, whatever `head_copies` says; needs two chunks in flight and a ready store, too. For
   /// sizes that have no plan the options above hold. See `tune_chunks`.
   chunk_plans plans = {};
