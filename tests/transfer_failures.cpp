@@ -178,11 +178,13 @@ void at_every_call(F f) {
 
 TEST_CASE("fault 46: a recall that fails anywhere ends, says which units, and the next one works") {
   each([](backend machine) {
-    std::vector<std::pair<transfer_way, std::int32_t>> kinds = {{transfer_way::staged, 16}};
-    for (const transfer_way way : test::all_ways) kinds.push_back({way, 0});
-    for (const auto& [way, head_copies] : kinds) {
-      at_every_call([&, w = way, h = head_copies](job which, int n, way_to_fail how) {
-        rig r(machine, {.chunk_units = 2, .way = w, .head_copies = h});
+    test::rig_options by_plan{.chunk_units = 2};
+    by_plan.plans.add({.max_units = 8, .head = 0.25, .chunks = {0.125, 0.25}});
+    std::vector<test::rig_options> kinds = {by_plan, {.chunk_units = 2, .head_copies = 16}};
+    for (const transfer_way way : test::all_ways) kinds.push_back({.chunk_units = 2, .way = way});
+    for (const test::rig_options& kind : kinds) {
+      at_every_call([&](job which, int n, way_to_fail how) {
+        rig r(machine, kind);
         const auto id = r.stored(1, blocks(8));
         const auto before = r.store.counts();
         rig::targets units;

@@ -185,10 +185,6 @@ class pool_of_tensors {
   pulseinfer::kv_pool pool_;
 };
 
-std::vector<transfer_way> ways() {
-  return {std::begin(test::all_ways), std::end(test::all_ways)};
-}
-
 /// Page ids 0 to count - 1: in order, backwards, or drawn.
 std::vector<std::int32_t> pages_in(int order, std::int32_t count) {
   std::vector<std::int32_t> pages(static_cast<std::size_t>(count));
@@ -227,14 +223,19 @@ void out_and_in(const Backend& with, const engine_shape& of) {
     }
     return all;
   };
+  pulseinfer::chunk_plans plans;
+  plans.add({.max_units = units, .head = 0.4, .chunks = {0.2, 0.4}});
   pages.fill(1, stream);
   const bytes out = pages.all();
   const auto leaving = targets(2, 1, units);
   mover.offload(0, {&id, 1}, leaving, stream)->sync();
   for (int order = 0; order < 3; ++order) {
     CAPTURE(order);
-    for (const transfer_way way : ways()) {
+    for (std::size_t run = 0; run <= std::size(test::all_ways); ++run) {  // the last by a plan
+      const bool by_plan = run == std::size(test::all_ways);
+      const transfer_way way = by_plan ? transfer_way::staged : test::all_ways[run];
       CAPTURE(static_cast<int>(way));
+      CAPTURE(by_plan);
       pages.fill(2 + static_cast<std::uint64_t>(order), stream);
       bytes expected = pages.all();
       const auto coming = targets(order, 2, units - 3);
@@ -251,6 +252,7 @@ void out_and_in(const Backend& with, const engine_shape& of) {
         });
       }
       mover.set_way(way);
+      mover.set_plans(by_plan ? plans : pulseinfer::chunk_plans{});
       auto t = mover.recall_units(0, {&id, 1}, coming, stream).value();
       t.sync();
       CHECK(t.report().way == way);

@@ -65,6 +65,15 @@ struct block_versions {
   }
 };
 
+/// Every other seed has plans, with heads and without in turn; the others have heads by themselves.
+pulseinfer::chunk_plans plans_of(std::uint64_t seed) {
+  pulseinfer::chunk_plans plans;
+  if (seed % 2 == 1) return plans;
+  plans.add({.max_units = 5, .head = seed % 4 == 2 ? 0.4 : 0, .chunks = {0.3}, .parts = 2});
+  plans.add({.max_units = 9, .head = seed % 4 == 2 ? 0.2 : 0, .chunks = {0.1, 0.5}});
+  return plans;
+}
+
 /// One rig, and a random program on it.
 class stamp_run {
  public:
@@ -86,7 +95,8 @@ class stamp_run {
                       .chunks_in_flight = 3,
                       .transfers_in_flight = 4,
                       .way = way,
-                      .head_copies = seed % 2 == 1 ? 8 : 0}) {
+                      .head_copies = seed % 2 == 1 ? 8 : 0,
+                      .plans = plans_of(seed)}) {
     for (std::int32_t page = 0; page < pages; ++page) free_pages_.push_back(page);
   }
 

@@ -25,7 +25,7 @@
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 
-/// What a tuning may ask of a machine. Some 15 recalls for each trial and plan.
+/// What a tuning may ask of a machine. Some 20 recalls for each trial and plan.
 struct tuning_options {
   std::int64_t least_units = 2;
   std::int64_t most_units = 2048;
@@ -219,8 +219,8 @@ class chunk_tuner {
 /// @throws std::invalid_argument  on bad options, and when a measure returns no finite number or not
 ///                                more than 0
 /// @throws whatever `measure` throws
-/// @par Cost  for each plan some 15 `trials` times `repeats` recalls; plans are the logarithm of
-///            most_units / least_units by that of `step`
+/// @par Cost  for each plan up to 20 `trials` + 60 recalls, times `repeats`; half of that for a plan of
+///            one size. Plans are the logarithm of most_units / least_units by that of `step`
 /// The same numbers measured, the same plans are found.
 template <recall_measure Measure>
 [[nodiscard]] chunk_plans tune_chunks(Measure&& measure, const tuning_options& options = {}) {

@@ -64,6 +64,7 @@ struct rig_options {
   bool predicts = false;
   double link_bytes_per_second = 0;
   std::int32_t head_copies = 0;
+  pulseinfer::chunk_plans plans = {};
 };
 
 template <class Backend>
@@ -104,6 +105,7 @@ class offload_rig {
                .chunk_bytes = o.chunk_units * geometry.unit_bytes(),
                .first_chunk_bytes = geometry.unit_bytes(),
                .head_copies = o.head_copies,
+               .plans = o.plans,
                .chunks_in_flight = o.chunks_in_flight,
                .transfers_in_flight = o.transfers_in_flight,
                .max_rows = 3,

@@ -116,7 +116,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     if (this->backend_.poll(s.ready) != event_state::done) return;
     const bool is_alone = this->staging_.available() == this->staging_.size();
     // What has been gathered leaves the workers to this one, and the link before long.
-    if (!is_alone && (this->under_way_.gathering > 0 || this->under_way_.all > all)) return;
+    if (!is_alone && (this->under_way_.not_gathered > 0 || this->under_way_.all > all)) return;
     const std::size_t copies = as_size(this->options_.head_copies / strips_);
     if (const chunk_plan* const found = this->options_.plans.find(all)) {
       s.plan = *found;

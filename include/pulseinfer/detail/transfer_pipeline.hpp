@@ -291,7 +291,6 @@ class transfer_pipeline {
     s.link.engine_passed(backend_.now_ns());
     self().leave(s);
   }
-
   /// Whether a recall's units are read where they lie.
   [[nodiscard]] bool only_lists(const state& s) noexcept {
     return Derived::direction == copy_direction::host_to_device && !self().takes_parts(s);
@@ -301,7 +300,7 @@ class transfer_pipeline {
   [[nodiscard]] job& claim(state& s, chunk& c) noexcept {
     job& j = jobs_[static_cast<std::size_t>(c.index)];
     const auto [units, part] = s.next_cut(shape_, only_lists(s), under_way_.all);
-    under_way_.claimed(units);
+    under_way_.all += units;
     j.claim(s, c, units, self().takes_parts(s) ? part : units);
     ++s.shares;
     return j;
@@ -330,6 +329,7 @@ class transfer_pipeline {
     } catch (...) {
       fail(s, std::current_exception());
     }
+    under_way_.not_gathered += s.order.size();
     s.link.resize(s.order.size() * unit_size());
     advance(s, true);
   }
@@ -346,7 +346,7 @@ class transfer_pipeline {
   /// Whoever ends the last parts of a chunk enqueues it, and has its share in the transfer.
   void end_parts(job& j, std::size_t parts) noexcept {
     if (j.parts_left.fetch_sub(parts, std::memory_order_acq_rel) > parts) return;
-    under_way_.gathering -= j.count;
+    under_way_.not_gathered -= j.count;
     state& s = *j.owner;
     if (j.is_dropped.load(std::memory_order_relaxed)) {
       drop(j, unit_status::failed);
@@ -378,6 +378,7 @@ class transfer_pipeline {
   /// All device work of the transfer is enqueued, or never will be.
   void conclude(state& s) noexcept {
     if (s.next < s.order.size()) {
+      under_way_.not_gathered -= s.order.size() - s.next;
       s.link.give_up((s.order.size() - s.next) * unit_size());
       give_up(s, s.error ? unit_status::failed : unit_status::cancelled);
       s.incomplete.store(true, std::memory_order_relaxed);

@@ -123,12 +123,12 @@ struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
     const std::size_t left = all - next;
     if (head > 0) return {head, head};
     if (!plan) {
-      const std::size_t units = shape.count(chunks, left, all, only_lists, under_way);
-      return {units, shape.part_of(units)};
+      const std::size_t dealt = shape.count(chunks, left, all, only_lists, under_way);
+      return {dealt, shape.part_of(dealt)};
     }
-    const std::size_t units =
+    const std::size_t dealt =
         std::min({left, plan->chunk_of(chunks, all), static_cast<std::size_t>(shape.units)});
-    return {units, shape.part_of(units, static_cast<std::size_t>(plan->parts))};
+    return {dealt, shape.part_of(dealt, static_cast<std::size_t>(plan->parts))};
   }
   /// When the transfer would end, had it a link of that speed to itself from when it is needed on;
   /// 0 where there is no speed. Under the mutex.
@@ -210,17 +210,13 @@ struct chunk_job {
   [[nodiscard]] std::size_t parts() const noexcept { return (count + part_units - 1) / part_units; }
 };
 
-/// Units of a pipeline that are in chunks, those of them that are not gathered yet, and until when the
-/// link has something to do.
+/// Units of a pipeline: those in chunks, and those that are to be gathered yet, in a chunk or in none;
+/// and until when the link has something to do.
 struct units_under_way {
   std::atomic<std::size_t> all{0};
-  std::atomic<std::size_t> gathering{0};
+  std::atomic<std::size_t> not_gathered{0};
   std::atomic<std::uint64_t> link_free_ns{0};  ///< about; changes under the enqueue mutex
 
-  void claimed(std::size_t units) noexcept {
-    all += units;
-    gathering += units;
-  }
   void enqueued(std::uint64_t now_ns, std::uint64_t takes_ns) noexcept {
     link_free_ns = std::max(link_free_ns.load(), now_ns) + takes_ns;
   }
