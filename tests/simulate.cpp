@@ -19,6 +19,7 @@
 #include "../examples/simulate/bound.hpp"
 #include "../examples/simulate/decoder.hpp"
 #include "../examples/simulate/setting.hpp"
+#include "../examples/simulate/sweep.hpp"
 #include "../examples/simulate/table.hpp"
 
 namespace {
@@ -270,6 +271,40 @@ TEST_CASE("simulate: no step is below the bound, and a busy link is near it") {
         const double ratio = run(s).tpot_seconds / simulate::lower_bound(s).seconds;
         CHECK(ratio >= 0.999);
         CHECK(ratio <= 1.35);
+      }
+    }
+  }
+}
+
+TEST_CASE("simulate: no recall is faster than the bound of one") {
+  // On eight of these machines' GPUs that share the DRAM it is slower than the link, gathering is
+  // slower yet, and copies of single units cost the DRAM more than they save.
+  for (const simulate::machine& m : simulate::machines()) {
+    for (const std::size_t which : {std::size_t{0}, std::size_t{1}}) {
+      const setting s = simulate::placed(m, simulate::models()[which]);
+      CAPTURE(m.name);
+      CAPTURE(s.ranks);
+      const simulate::recall_bounds bounds(s);
+      for (const std::int32_t units : {1, 2, 7, 64, 300, 1200}) {
+        CAPTURE(units);
+        const auto is_bounded = [&](pulseinfer::transfer_way way,
+                                    const pulseinfer::chunk_plans& plans) {
+          const setting one = simulate::one_of(s, units);
+          simulate::carrier::backend b(pulseinfer::timed{simulate::scaled(one)});
+          simulate::carrier c(b, one, {.way = way}, nullptr, 0, {nullptr, &plans});
+          const std::uint64_t begin = b.now_ns();
+          c.recall(0, {units}).sync();
+          CHECK(1e-9 * static_cast<double>(b.now_ns() - begin) >= bounds.latency(units));
+        };
+        is_bounded(pulseinfer::transfer_way::batched, {});
+        is_bounded(pulseinfer::transfer_way::staged, {});
+        for (const double head : {0.0, 0.01, 0.1, 0.3}) {
+          for (const double chunk : {1.0, 0.25, 0.12}) {
+            pulseinfer::chunk_plans plans;
+            plans.add({.max_units = units, .head = head, .chunks = {chunk}, .parts = 12});
+            is_bounded(pulseinfer::transfer_way::staged, plans);
+          }
+        }
       }
     }
   }

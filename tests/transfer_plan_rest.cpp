@@ -230,8 +230,8 @@ TEST_CASE("plan: the head is less what is on the link yet, where its speed is kn
   CHECK(is_about(head_behind_10(1e6, 0), 10));
   CHECK(is_about(head_behind_10(1e6, 5 * 128'000), 15));
   CHECK(is_about(head_behind_10(1e6, 9 * 128'000), 19));
-  CHECK(head_behind_10(1e9, 128'000) == 20);  // it should have come
-  CHECK(head_behind_10(1e3, 0) == 10);        // no more than is under way
+  CHECK(head_behind_10(1e9, 128'000) == 20);          // it should have come
+  CHECK(is_about(head_behind_10(1e3, 128'000), 10));  // no more than is under way
   CHECK(head_behind_10(0, 5 * 128'000) == 10);
 }
 
