@@ -184,7 +184,8 @@ class chunk_tuner {
         break;
     }
     const auto count = static_cast<std::uint64_t>(end - p.chunks.begin());
-    scale(p.chunks[random_.below(count)], factor());
+    const double by = factor();  // drawn first, whatever order a compiler prefers
+    scale(p.chunks[random_.below(count)], by);
     if (!random_.one_in(12)) return p;
     if (end != p.chunks.end() && random_.one_in(2)) {
       *end = *(end - 1);
