@@ -256,11 +256,14 @@ inline setting one_of(const setting& s, std::int32_t blocks) {
 }
 
 /// How recalls of up to 34 MB go best on this machine, by the library's trials.
-inline const pulseinfer::chunk_plans& plans_of(const setting& s) {
-  return once_for<pulseinfer::chunk_plans>(s, "plans", [&] {
-    const auto units = static_cast<std::int32_t>(std::clamp(34e6 / s.unit_bytes(), 2.0, 2048.0));
+inline const pulseinfer::chunk_plans& plans_of(const setting& s, std::int32_t pieces = 1) {
+  return once_for<pulseinfer::chunk_plans>(s, "plans of " + std::to_string(pieces), [&] {
+    const double most = std::clamp(34e6 * pieces / s.unit_bytes(), 2.0, 2048.0);
+    const auto blocks = static_cast<std::int32_t>(most / pieces) + 1;
     carrier::backend b(pulseinfer::timed{scaled(s)});
-    return carrier(b, one_of(s, units), {pulseinfer::transfer_way::staged}, nullptr).tune(units);
+    return carrier(b, one_of(s, blocks),
+                   {.way = pulseinfer::transfer_way::staged, .pieces = pieces}, nullptr)
+        .tune(static_cast<std::int64_t>(most));
   });
 }
 
@@ -289,7 +292,7 @@ inline const pulseinfer::transfer_costs& costs_of(const setting& s, bool tuned) 
 }
 
 inline equipment equipment_of(const setting& s, const carriage& how) {
-  return {&costs_of(s, how.tuned), how.tuned ? &plans_of(s) : nullptr};
+  return {&costs_of(s, how.tuned), how.tuned && !how.serial ? &plans_of(s, how.pieces) : nullptr};
 }
 
 /// What a recall of what all streams lack at a layer, of 4 MiB at most, takes beside its bytes.
