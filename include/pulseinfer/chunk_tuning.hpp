@@ -29,18 +29,18 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE {
 struct tuning_options {
   std::int64_t least_units = 2;
   std::int64_t most_units = 2048;
-  double step = 1.05;        ///< sizes that share a plan lie within this factor; 1.01 to 4
-  std::int32_t trials = 30;  ///< of plans near the best one, in turn; 1 to 10,000
+  double step = 1.05;  ///< sizes that share a plan lie within this factor; 1.01 to 4
+  /// Of plans near the best one, in turn; 1 to 10,000. With few, what is found may be slower than none.
+  std::int32_t trials = 30;
   std::int32_t repeats = 1;  ///< of each recall, of which the shortest counts; 1 to 100
   std::uint64_t seed = 1;    ///< of which plans are tried
 };
 
 /// A machine that can be asked how long, in seconds, a recall of so many units takes by a plan.
 template <class Measure>
-concept recall_measure =
-    std::invocable<Measure&, const chunk_plan&, std::int64_t> &&
-    std::convertible_to < std::invoke_result_t<Measure&, const chunk_plan&, std::int64_t>,
-double > ;
+concept recall_measure = requires(Measure& measure, const chunk_plan& plan, std::int64_t units) {
+  { measure(plan, units) } -> std::convertible_to<double>;
+};
 
 namespace detail {
 
