@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <numeric>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -23,6 +22,8 @@
 namespace {
 
 using test::backend;
+using test::blocks;
+using test::units_of;
 using rig = test::offload_rig<backend>;
 using pulseinfer::chunk_plan;
 using pulseinfer::chunk_plans;
@@ -61,16 +62,6 @@ static_assert(pulseinfer::recall_measure<noting_machine&>);
 static_assert(!pulseinfer::recall_measure<int>);
 static_assert(!pulseinfer::recall_measure<double (*)(std::int64_t)>);
 
-std::vector<std::int32_t> blocks(std::int32_t count) {
-  std::vector<std::int32_t> all(static_cast<std::size_t>(count));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-rig::targets units_of(std::int32_t count) {
-  rig::targets units;
-  for (std::int32_t b = 0; b < count; ++b) units.push_back({0, b, 1 + b * 17 % 80});
-  return units;
-}
 /// Two plans, few trials.
 tuning_options brief() {
   return {.least_units = 2, .most_units = 12, .step = 4, .trials = 2};

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -23,6 +22,7 @@
 
 namespace {
 
+using test::blocks;
 using machine_type = pulseinfer::simulated_backend;
 using pulseinfer::copy_direction;
 using pulseinfer::unit_status;
@@ -31,11 +31,6 @@ using pulseinfer::wait_outcome;
 template <class Rig>
 test::unit_bytes stamp(std::int64_t key, std::int32_t layer, std::int32_t block) {
   return test::stamp(Rig::geometry, key, layer, block);
-}
-std::vector<std::int32_t> blocks(std::int32_t count) {
-  std::vector<std::int32_t> all(static_cast<std::size_t>(count));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
 }
 test::unit_targets units_of(std::int32_t count, std::int32_t first_page) {
   test::unit_targets units;

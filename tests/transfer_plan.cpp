@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -22,6 +21,8 @@
 namespace {
 
 using test::backend;
+using test::blocks;
+using test::units_of;
 using rig = test::offload_rig<backend>;
 using pulseinfer::chunk_plan;
 using pulseinfer::chunk_plans;
@@ -30,17 +31,6 @@ using pulseinfer::unit_status;
 
 test::unit_bytes stamp(std::int64_t key, std::int32_t layer, std::int32_t block) {
   return test::stamp(rig::geometry, key, layer, block);
-}
-std::vector<std::int32_t> blocks(std::int32_t count) {
-  std::vector<std::int32_t> all(static_cast<std::size_t>(count));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-/// Blocks 0 to count - 1 into pages that lie scattered.
-rig::targets units_of(std::int32_t count) {
-  rig::targets units;
-  for (std::int32_t b = 0; b < count; ++b) units.push_back({0, b, 1 + b * 17 % 80});
-  return units;
 }
 /// A recall of all units into pages that held others; says how many its head had.
 std::int64_t recall_all(rig& r, pulseinfer::sequence_id id, std::int32_t count,

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
-#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -23,6 +22,8 @@ namespace {
 using pulseinfer::chunk_plan;
 using pulseinfer::chunk_plans;
 using pulseinfer::copy_direction;
+using test::blocks;
+using test::units_of;
 using sizes = std::vector<std::size_t>;
 
 /// A machine that notes the single copies to the device, as chunks go; heads go in batches.
@@ -48,17 +49,6 @@ using rig = test::offload_rig<noting_machine>;
 constexpr auto unit_bytes = static_cast<std::size_t>(rig::geometry.unit_bytes());
 constexpr std::uint64_t strips = 2;  // of a unit in this pool
 
-std::vector<std::int32_t> blocks(std::int32_t count) {
-  std::vector<std::int32_t> all(static_cast<std::size_t>(count));
-  std::iota(all.begin(), all.end(), 0);
-  return all;
-}
-/// Blocks 0 to count - 1 into pages that lie scattered.
-rig::targets units_of(std::int32_t count) {
-  rig::targets units;
-  for (std::int32_t b = 0; b < count; ++b) units.push_back({0, b, 1 + b * 17 % 80});
-  return units;
-}
 chunk_plans plans_of(std::initializer_list<chunk_plan> all) {
   chunk_plans plans;
   for (const chunk_plan& p : all) plans.add(p);

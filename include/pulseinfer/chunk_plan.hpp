@@ -117,16 +117,7 @@ class chunk_plans {
   ///                                where the end is missing
   [[nodiscard]] static chunk_plans from_text(std::string_view text) {
     detail::field_reader reader("chunk_plans", text);
-    if (!reader.next_line()) reader.fail("the text is empty");
-    reader.name("pulseinfer");
-    const auto version = reader.number<std::int64_t>("chunk_plans");
-    if (version != detail::plan_text_version) {
-      reader.fail("the text is of version ", version, ", expected ", detail::plan_text_version,
-                  ": tune anew");
-    }
-    const auto count = reader.number<std::int64_t>("plans");
-    if (count < 0) reader.fail("plans is ", count, ", expected at least 0");
-    reader.end_of_line();
+    const std::int64_t count = reader.first_line(detail::plan_text_version, "tune", "plans");
     chunk_plans plans;
     for (std::int64_t i = 0; i < count; ++i) {
       if (!reader.next_line()) reader.fail("the text ends before plan ", i + 1, " of ", count);
@@ -142,10 +133,7 @@ class chunk_plans {
         reader.fail(std::string_view(refused.what()));
       }
     }
-    if (reader.next_line()) reader.fail("there is text behind the last of ", count, " plans");
-    // Cut within its last number it would look well.
-    detail::expects(text.back() == '\n',
-                    "chunk_plans: the last line does not end, the text was cut off");
+    reader.end(count, "plans");
     return plans;
   }
 

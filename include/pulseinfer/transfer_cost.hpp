@@ -347,16 +347,7 @@ class transfer_costs {
   ///                                where the end is missing
   [[nodiscard]] static transfer_costs from_text(std::string_view text) {
     detail::field_reader reader("transfer_costs", text);
-    if (!reader.next_line()) reader.fail("the text is empty");
-    reader.name("pulseinfer");
-    const auto version = reader.number<std::int64_t>("transfer_costs");
-    if (version != detail::cost_text_version) {
-      reader.fail("the text is of version ", version, ", expected ", detail::cost_text_version,
-                  ": calibrate anew");
-    }
-    const auto ways = reader.number<std::int64_t>("ways");
-    if (ways < 0) reader.fail("ways is ", ways, ", expected at least 0");
-    reader.end_of_line();
+    const std::int64_t ways = reader.first_line(detail::cost_text_version, "calibrate", "ways");
     transfer_costs costs;
     for (std::int64_t i = 0; i < ways; ++i) {
       if (!reader.next_line()) reader.fail("the text ends before way ", i + 1, " of ", ways);
@@ -369,10 +360,7 @@ class transfer_costs {
         reader.fail("the way that ends here: ", std::string_view(refused.what()));
       }
     }
-    if (reader.next_line()) reader.fail("there is text behind the last of ", ways, " ways");
-    // Cut within its last number it would look well.
-    detail::expects(text.back() == '\n',
-                    "transfer_costs: the last line does not end, the text was cut off");
+    reader.end(ways, "ways");
     return costs;
   }
 

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <vector>
@@ -66,6 +67,19 @@ struct rig_options {
   std::int32_t head_copies = 0;
   pulseinfer::chunk_plans plans = {};
 };
+
+/// 0 to count - 1.
+inline std::vector<std::int32_t> blocks(std::int32_t count) {
+  std::vector<std::int32_t> all(static_cast<std::size_t>(count));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+/// These blocks of row 0, into pages that lie scattered.
+inline unit_targets units_of(std::int32_t count) {
+  unit_targets units;
+  for (std::int32_t b = 0; b < count; ++b) units.push_back({0, b, 1 + b * 17 % 80});
+  return units;
+}
 
 template <class Backend>
 class offload_rig {

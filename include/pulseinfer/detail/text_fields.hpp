@@ -37,7 +37,8 @@ void append_field(std::string& text, std::string_view name, Number value) {
 class field_reader {
  public:
   /// @param what  the kind of text, for the messages
-  field_reader(std::string_view what, std::string_view text) : what_(what), text_(text) {}
+  field_reader(std::string_view what, std::string_view text)
+      : what_(what), text_(text), ends_(!text.empty() && text.back() == '\n') {}
 
   /// Goes to the next line that says something; false at the end.
   [[nodiscard]] bool next_line() {
@@ -78,6 +79,27 @@ class field_reader {
   void end_of_line() {
     if (!line_.empty()) fail("\"", take(), "\" stands behind the last field");
   }
+  /// The first line: whose text it is, of which version, and how many of `things` follow.
+  /// @param again  what to do about another version
+  [[nodiscard]] std::int64_t first_line(std::int64_t version, std::string_view again,
+                                        std::string_view things) {
+    if (!next_line()) fail("the text is empty");
+    name("pulseinfer");
+    const auto found = number<std::int64_t>(what_);
+    if (found != version) {
+      fail("the text is of version ", found, ", expected ", version, ": ", again, " anew");
+    }
+    const auto count = number<std::int64_t>(things);
+    if (count < 0) fail(things, " is ", count, ", expected at least 0");
+    end_of_line();
+    return count;
+  }
+  /// There is nothing behind the last of them, and it is whole: cut within its last number it would
+  /// look well.
+  void end(std::int64_t count, std::string_view things) {
+    if (next_line()) fail("there is text behind the last of ", count, " ", things);
+    expects(ends_, what_, ": the last line does not end, the text was cut off");
+  }
   template <class... Parts>
   [[noreturn]] void fail(const Parts&... parts) const {
     throw std::invalid_argument(text_of(what_, ": line ", number_, ": ", parts...));
@@ -97,6 +119,7 @@ class field_reader {
   std::string_view what_;
   std::string_view text_;
   std::string_view line_;
+  bool ends_;
   std::int64_t number_ = 0;
 };
 
