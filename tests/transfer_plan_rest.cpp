@@ -55,6 +55,17 @@ chunk_plans plans_of(std::initializer_list<chunk_plan> all) {
   return plans;
 }
 
+/// A chunk's copy takes its units and the page ids before them, no more.
+std::size_t bytes_of_copy(std::size_t units) {
+  return (units * 4 + 15) / 16 * 16 + units * unit_bytes;
+}
+std::size_t units_of_copy(std::size_t bytes) {
+  std::size_t units = 0;
+  while (bytes_of_copy(units) < bytes) ++units;
+  CHECK(bytes_of_copy(units) == bytes);
+  return units;
+}
+
 /// How a recall of 40 units was cut.
 struct seen {
   std::int64_t head = 0;
@@ -73,9 +84,7 @@ seen recall_40(const chunk_plan& plan, std::int64_t chunk_units, std::int64_t st
   t.sync();
   CHECK(t.report().moved == 40);
   seen found{t.report().head_units, machine.taken(), machine.copies() - before};
-  // Behind a chunk's page ids come its units.
-  const auto page_ids = static_cast<std::size_t>((chunk_units * 4 + 255) / 256 * 256);
-  for (std::size_t& bytes : found.chunks) bytes = (bytes - page_ids) / unit_bytes;
+  for (std::size_t& bytes : found.chunks) bytes = units_of_copy(bytes);
   return found;
 }
 
@@ -163,7 +172,7 @@ behind recall_behind(noting_machine& machine, rig& r, pulseinfer::sequence_id id
   CHECK(second.report().moved == own);
   // Without a plan chunks have 1, 2, 4, 8 units, and fewer again; none twice so many as a fifth.
   const sizes chunks = machine.taken();
-  const std::size_t fifth = 256 + static_cast<std::size_t>(own / 5) * unit_bytes;
+  const std::size_t fifth = bytes_of_copy(static_cast<std::size_t>(own / 5));
   return {second.report().head_units, std::count(chunks.begin(), chunks.end(), fifth) > 1};
 }
 

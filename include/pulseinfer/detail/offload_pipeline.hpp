@@ -54,7 +54,7 @@ class offload_pipeline
   [[nodiscard]] std::uint64_t host_bytes(const job&, std::size_t) const noexcept { return 0; }
 
   void prepare(job& j, std::size_t begin, std::size_t count) noexcept {
-    auto* const pages = reinterpret_cast<std::int32_t*>(j.at->host + this->shape_.list_bytes);
+    auto* const pages = reinterpret_cast<std::int32_t*>(j.at->host + this->shape_.ids_at(j.count));
     for (std::size_t i = begin; i < begin + count; ++i) {
       pages[i] = index_of(j.owner->at(j.first + i).page);
     }
@@ -64,8 +64,8 @@ class offload_pipeline
   void move_chunk(job& j) {
     state& s = *j.owner;
     chunk& c = *j.at;
-    const auto list = static_cast<std::size_t>(this->shape_.list_bytes);
-    const std::size_t units = list + static_cast<std::size_t>(this->shape_.head_bytes);
+    const std::size_t ids = this->shape_.ids_at(j.count);
+    const std::size_t units = this->shape_.units_at();
     const std::size_t payload = j.count * this->unit_size();
     const block_layout& layout = this->pool_->layout();
     {
@@ -78,7 +78,7 @@ class offload_pipeline
           2 * payload,
           gather_units{.layout = layout,
                        .pool = this->pool_->layer(s.layer),
-                       .pages = reinterpret_cast<const std::int32_t*>(c.host_on_device + list),
+                       .pages = reinterpret_cast<const std::int32_t*>(c.host_on_device + ids),
                        .units = c.device + units},
           gather_);
       b.record(c.copied, gather_);
@@ -103,8 +103,7 @@ class offload_pipeline
     if (ok) {
       auto** const to = reinterpret_cast<std::byte**>(j.at->host);
       for (std::size_t i = 0; i < j.count; ++i) to[i] = s.at(j.first + i).host;
-      scatter_from(j.at->host + this->shape_.list_bytes + this->shape_.head_bytes, {to, j.count},
-                   this->store_->unit_bytes());
+      scatter_from(j.at->host + this->shape_.units_at(), {to, j.count}, this->store_->unit_bytes());
     }
     // A unit is readable from its commit on: behind the call, which ends with a fence.
     for (std::size_t first = 0; first < j.count; first += most_units_at_once) {

@@ -210,11 +210,10 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   /// stored.
   void prepare(job& j, std::size_t begin, std::size_t count) noexcept {
     state& s = *j.owner;
-    const std::size_t list = as_size(this->shape_.list_bytes);
-    const std::size_t head = as_size(this->shape_.head_bytes);
+    const chunk_shape& shape = this->shape_;
     auto** const sources = reinterpret_cast<const std::byte**>(j.at->host) + begin;
-    auto* const pages = reinterpret_cast<std::int32_t*>(j.at->host + list) + begin;
-    std::byte* const gathered = j.at->host + list + head + begin * this->unit_size();
+    auto* const pages = reinterpret_cast<std::int32_t*>(j.at->host + shape.ids_at(j.count)) + begin;
+    std::byte* const gathered = j.at->host + shape.units_at() + begin * this->unit_size();
     for (std::size_t i = 0; i < count; ++i) {
       const unit_move& unit = s.at(j.first + begin + i);
       pages[i] = index_of(unit.page);
@@ -282,13 +281,13 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   void stage(job& j) {
     state& s = *j.owner;
     chunk& c = *j.at;
-    const std::size_t list = as_size(this->shape_.list_bytes);
-    const std::size_t head = as_size(this->shape_.head_bytes);
+    const std::size_t ids = this->shape_.ids_at(j.count);
+    const std::size_t units = this->shape_.units_at();
     const std::size_t payload = j.count * this->unit_size();
     auto& b = this->backend_;
     std::lock_guard lock(this->enqueue_mutex_);
     j.enqueued_ns = b.now_ns();
-    b.copy_async(c.device + list, c.host + list, head + payload, direction, copy_);
+    b.copy_async(c.device + ids, c.host + ids, units - ids + payload, direction, copy_);
     note_copies(j);
     b.record(c.copied, copy_);
     b.enqueue_wait(c.copied, scatter_);
@@ -296,8 +295,8 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     b.for_each(shape_of(j), {this->options_.max_ctas}, 2 * payload,
                scatter_units{.layout = this->pool_->layout(),
                              .pool = this->pool_->layer(s.layer),
-                             .pages = reinterpret_cast<const std::int32_t*>(c.device + list),
-                             .units = c.device + list + head},
+                             .pages = reinterpret_cast<const std::int32_t*>(c.device + ids),
+                             .units = c.device + units},
                scatter_);
     b.record(c.drained, scatter_);
   }
@@ -306,7 +305,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   void pull(job& j) {
     state& s = *j.owner;
     chunk& c = *j.at;
-    const std::size_t list = as_size(this->shape_.list_bytes);
+    const std::size_t ids = this->shape_.ids_at(j.count);
     auto& b = this->backend_;
     std::lock_guard lock(this->enqueue_mutex_);
     this->wait_for_engine_with_copies(s);
@@ -314,7 +313,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     b.for_each(shape_of(j), {this->options_.max_ctas}, 2 * j.count * this->unit_size(),
                pull_units{.layout = this->pool_->layout(),
                           .pool = this->pool_->layer(s.layer),
-                          .pages = reinterpret_cast<const std::int32_t*>(c.host_on_device + list),
+                          .pages = reinterpret_cast<const std::int32_t*>(c.host_on_device + ids),
                           .sources = reinterpret_cast<const std::byte* const*>(c.host_on_device)},
                scatter_);
     b.record(c.copied, scatter_);

@@ -25,8 +25,8 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 /// Units that the store is asked for in one call.
 inline constexpr std::size_t most_units_at_once = 64;
 
-/// A chunk is a list of its units' addresses, a head with their page ids, then the units. The DMA
-/// takes head and units.
+/// A chunk is a list of its units' addresses, a head with their page ids, then the units. The page ids
+/// end where the units begin: the DMA takes both and nothing else.
 struct chunk_shape {
   std::int64_t units = 0;       ///< of a full chunk
   std::int64_t least = 0;       ///< of the first one
@@ -36,6 +36,13 @@ struct chunk_shape {
   std::int64_t head_bytes = 0;  ///< a page id a unit
   std::int64_t bytes = 0;
 
+  /// Where the page ids of a chunk of so many units begin, on 16 bytes, and where its units do.
+  [[nodiscard]] std::size_t ids_at(std::size_t count) const noexcept {
+    return units_at() - (count * sizeof(std::int32_t) + 15) / 16 * 16;
+  }
+  [[nodiscard]] std::size_t units_at() const noexcept {
+    return static_cast<std::size_t>(list_bytes + head_bytes);
+  }
   static constexpr std::size_t most_parts = 16;
   /// Units that one worker gathers of a chunk of so many. What a task costs to start is paid for each
   /// part: a large chunk's are larger.
