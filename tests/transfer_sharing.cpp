@@ -18,9 +18,9 @@ using backend = pulseinfer::simulated_backend;
 using rig = test::offload_rig<backend>;
 
 constexpr std::uint64_t unit_ns = 1280;  // 128 bytes
-/// Of a chunk with so many units: its head, the page ids, is 256 bytes.
+/// Of a chunk with so many units, four at most: its head, the page ids, is 16 bytes.
 constexpr std::uint64_t chunk_ns(std::uint64_t units) {
-  return (units + 2) * unit_ns;
+  return units * unit_ns + unit_ns / 8;
 }
 
 /// A link that takes 10 ns a byte and is by far the slowest part.

@@ -81,8 +81,8 @@ class transfer_engine {
   /// The plans of the recalls that are started from here on, see `transfer_options::plans`. Waits until
   /// no recall is under way.
   void set_plans(chunk_plans plans) {
-    options_.plans = plans;
-    in_.set_plans(std::move(plans));
+    in_.set_plans(plans);
+    options_.plans = std::move(plans);
   }
   /// Units of a full chunk.
   [[nodiscard]] std::int64_t chunk_units() const noexcept { return in_.shape().units; }

@@ -55,9 +55,9 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
 
   /// The way of the transfers that are started from here on.
   void set_way(transfer_way way) noexcept { way_ = way; }
-  void set_plans(chunk_plans plans) noexcept {
-    this->sync_all();  // their first tasks read the old ones
-    this->options_.plans = std::move(plans);
+  void set_plans(const chunk_plans& plans) {
+    this->sync_all();  // first tasks read the old ones
+    this->options_.plans = plans;
   }
 
  private:
