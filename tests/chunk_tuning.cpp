@@ -259,6 +259,18 @@ TEST_CASE("chunk_tuning: an engine has the plans that were found for it, and its
   });
 }
 
+TEST_CASE("chunk_tuning: not where no recall goes by a plan") {
+  test::each_backend([](backend machine) {
+    rig r(machine, {.chunk_units = 8, .staging_chunks = 4, .chunks_in_flight = 1});
+    const auto id = r.stored(1, blocks(12));
+    CHECK_THROWS_WITH_AS(
+        (void)tune_chunks(r.mover, 1, {&id, 1}, units_of(12), r.stream, brief()),
+        "tune_chunks: chunks_in_flight is 1, expected at least 2: no recall goes by a plan",
+        std::invalid_argument);
+    CHECK(r.mover.options().plans == chunk_plans{});
+  });
+}
+
 TEST_CASE("chunk_tuning: where it fails an engine has its own plans and way again") {
   test::each_backend([](backend machine) {
     rig r(machine, {.chunk_units = 8,

@@ -44,8 +44,9 @@ struct transfer_report {
   std::int64_t bytes = 0;                   ///< payload moved
   transfer_way way = transfer_way::staged;  ///< that the units went
   /// Of them, those that were copied from where they lay while the first others were gathered; see
-  /// transfer_options::head_copies.
+  /// transfer_options::head_copies and plans.
   std::int64_t head_units = 0;
+  bool planned = false;          ///< went by one of transfer_options::plans
   double predicted_seconds = 0;  ///< of the way, where it was chosen by its cost
   std::uint64_t requested_ns = 0;
   std::uint64_t started_ns = 0;    ///< the first host task ran

@@ -79,7 +79,8 @@ class transfer_engine {
     in_.set_way(way);
   }
   /// The plans of the recalls that are started from here on, see `transfer_options::plans`. Waits until
-  /// no recall is under way.
+  /// no recall is under way, so not for a step that is still to be resolved. From the thread that starts
+  /// transfers.
   void set_plans(chunk_plans plans) {
     in_.set_plans(plans);
     options_.plans = std::move(plans);

@@ -39,14 +39,15 @@ struct transfer_options {
   /// is a fifth larger, to the end, and a third of what is on its way that direction at least; a
   /// recall that is not staged goes in full chunks, as nobody gathers it. 0: as said above.
   std::int32_t first_chunk_share = 0;
-  /// What one worker gathers of it at least; cut to a unit ... a chunk. A chunk has at most 16 parts.
+  /// What one worker gathers of it at least; cut to a unit ... a chunk. A chunk has at most 16
+  /// parts; one of a plan as many as that says.
   std::int64_t part_bytes = 64 << 10;
   /// Where nothing else is on its way to the device, and nobody uses its pages any more, the first
   /// sixth of a staged recall is copied from where it lies, in one batch of at most so many copies:
   /// the link moves those while the first chunk is gathered. Only with two chunks in flight or more,
   /// and from a store that is ready. 0: everything is gathered.
   std::int32_t head_copies = 0;
-  /// How staged recalls go that find nothing else under way, or only what has been gathered and is no
+  /// How staged recalls go that find nothing else on its way to the device, or only what has been gathered and is no
   /// more than they are themselves, and whose pages nobody uses any more. The head is as the plan says,
   /// whatever `head_copies` says, less what is still on the link. Only with two chunks in flight or
   /// more, and from a store that is ready. For sizes without a plan the options above hold. See
@@ -62,7 +63,8 @@ struct transfer_options {
   /// About, of a direction: orders its transfers by when they would end if they had the link from
   /// their call, or from their lead, on. One that is nearly through is not held up by one that has
   /// just begun, a small one passes a long one, and no one is passed for longer than it takes by
-  /// itself. 0: they take turns, a chunk each.
+  /// itself. 0: they take turns, a chunk each. Of a plan's head, what is on the link
+  /// yet is taken off; 0: all that is under way.
   double link_bytes_per_second = 0;
   transfer_way way = transfer_way::staged;   ///< of recalls; offloads are always staged
   std::optional<transfer_costs> costs = {};  ///< what `automatic` goes by, see calibration.hpp

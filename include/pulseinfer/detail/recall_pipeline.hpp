@@ -120,6 +120,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     const std::size_t copies = as_size(this->options_.head_copies / strips_);
     if (const chunk_plan* const found = this->options_.plans.find(all)) {
       s.plan = *found;
+      s.report.planned = true;
       // The link has something to do already: so much less of a head.
       const std::size_t before = this->under_way_.on_link(this->backend_.now_ns(), units_per_ns());
       s.head = found->head_of(all) - std::min(found->head_of(all), before);
@@ -128,15 +129,13 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     }
     s.head = std::min(s.head, as_size(this->shape_.units));
   }
-  /// Of the link, 0 where its speed is not known.
+  /// Of the link; 0: not known.
   [[nodiscard]] double units_per_ns() const noexcept {
     return 1e-9 * this->options_.link_bytes_per_second / static_cast<double>(this->unit_size());
   }
   void note_copies(const job& j) noexcept {
-    const double speed = units_per_ns();
-    if (speed == 0) return;
-    const double takes_ns = std::min(static_cast<double>(j.count) / speed, 1e15);
-    this->under_way_.enqueued(j.enqueued_ns, static_cast<std::uint64_t>(takes_ns));
+    const double takes_ns = std::min(static_cast<double>(j.count) / units_per_ns(), 1e15);
+    if (units_per_ns() > 0) this->under_way_.enqueued(j.enqueued_ns, std::uint64_t(takes_ns));
   }
   /// Runs of bytes of a unit. Units that are adjacent on both sides have fewer; that is rare.
   [[nodiscard]] static std::int64_t strips_of(const kv_pool& pool) {
@@ -316,6 +315,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
                           .pages = reinterpret_cast<const std::int32_t*>(c.host_on_device + ids),
                           .sources = reinterpret_cast<const std::byte* const*>(c.host_on_device)},
                scatter_);
+    note_copies(j);
     b.record(c.copied, scatter_);
     b.record(c.drained, scatter_);
   }
@@ -336,6 +336,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
         b.copy_async(run.destination, run.source, run.bytes, direction, scatter_);
       }
     }
+    note_copies(j);
     b.record(c.copied, scatter_);
     b.record(c.drained, scatter_);
   }
