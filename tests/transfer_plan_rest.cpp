@@ -29,8 +29,7 @@ using sizes = std::vector<std::size_t>;
 /// A machine that notes the single copies to the device, as chunks go; heads go in batches.
 class noting_machine : public pulseinfer::simulated_backend {
  public:
-  explicit noting_machine(pulseinfer::timed how = {})
-      : pulseinfer::simulated_backend(how) {}
+  explicit noting_machine(pulseinfer::timed how = {}) : pulseinfer::simulated_backend(how) {}
   void copy_async(void* to, const void* from, std::size_t bytes, copy_direction direction,
                   stream_ref s) {
     if (direction == copy_direction::host_to_device) noted_->push_back(bytes);
