@@ -41,13 +41,15 @@ inline bool is_headline(const setting& s) {
 
 /// What ours is made of, for `base` with its miss rate and prediction.
 inline system ours(const setting& base) {
-  return {.key = "ours",
-          .name = "ours",
-          .what =
-              "groups, prediction, hot buffer, FP16 mean digests; staged in overlapping chunks, or "
-              "copies in a batch where those are sooner",
-          .setting = base,
-          .policy = {.moves = {.tuned = true}}};
+  return {
+      .key = "ours",
+      .name = "ours",
+      .what =
+          "groups, prediction, hot buffer, FP16 mean digests; staged in overlapping chunks, cut as "
+          "trials found best, or "
+          "copies in a batch where those are sooner",
+      .setting = base,
+      .policy = {.moves = {.tuned = true}}};
 }
 
 /// All systems at one base setting. Whoever moves all that is chosen has foretold of it what the

@@ -47,11 +47,11 @@ struct transfer_options {
   /// the link moves those while the first chunk is gathered. Only with two chunks in flight or more,
   /// and from a store that is ready. 0: everything is gathered.
   std::int32_t head_copies = 0;
-  /// How staged recalls go that find nothing else on its way to the device, or only what has been gathered and is no
-  /// more than they are themselves, and whose pages nobody uses any more. The head is as the plan says,
-  /// whatever `head_copies` says, less what is still on the link. Only with two chunks in flight or
-  /// more, and from a store that is ready. For sizes without a plan the options above hold. See
-  /// `tune_chunks`.
+  /// How staged recalls go that find nothing else on its way to the device, or only what has been
+  /// gathered and is no more than they are themselves, and whose pages nobody uses any more. The head
+  /// is as the plan says, whatever `head_copies` says, less what is still on the link. Only with two
+  /// chunks in flight or more, and from a store that is ready. For sizes without a plan the options
+  /// above hold. See `tune_chunks`.
   chunk_plans plans = {};
   /// Chunks of a direction that are gathered or on the link at a time. More keep more workers busy,
   /// with fewer a small transfer passes a long one sooner.
