@@ -285,7 +285,7 @@ TEST_CASE("simulate: no recall is faster than the bound of one") {
       CAPTURE(m.name);
       CAPTURE(s.ranks);
       const simulate::recall_bounds bounds(s);
-      for (const std::int32_t units : {1, 2, 7, 64, 300, 1200}) {
+      for (const std::int32_t units : {1, 2, 7, 9, 12, 64, 300, 1200}) {
         CAPTURE(units);
         const auto is_bounded = [&](pulseinfer::transfer_way way,
                                     const pulseinfer::chunk_plans& plans) {
@@ -298,8 +298,8 @@ TEST_CASE("simulate: no recall is faster than the bound of one") {
         };
         is_bounded(pulseinfer::transfer_way::batched, {});
         is_bounded(pulseinfer::transfer_way::staged, {});
-        for (const double head : {0.0, 0.01, 0.1, 0.3}) {
-          for (const double chunk : {1.0, 0.25, 0.12}) {
+        for (const double head : {0.0, 0.01, 0.05, 0.1, 0.3, 0.9}) {
+          for (const double chunk : {1.0, 0.5, 0.25, 0.12}) {
             pulseinfer::chunk_plans plans;
             plans.add({.max_units = units, .head = head, .chunks = {chunk}, .parts = 12});
             is_bounded(pulseinfer::transfer_way::staged, plans);
@@ -308,6 +308,27 @@ TEST_CASE("simulate: no recall is faster than the bound of one") {
       }
     }
   }
+}
+
+TEST_CASE("simulate: what is sooner on the path may take more of the link") {
+  // Two groups, of which each recalls while the other computes, and the link has next to no rest.
+  setting s = simulate::placed(simulate::machines()[2], simulate::models()[1]);
+  s.model.vocabulary = s.model.vocabulary * 6 / s.model.layers;
+  s.model.layers = 6;
+  s.streams = 16;
+  s.context = 8192;
+  s.kv = {.miss = 1, .ahead = 0};
+  const simulate::bound b = simulate::lower_bound(s);
+  CHECK(b.groups == 2);
+  CHECK(b.both > 1.01 * std::max({b.compute, b.link, b.path}));
+  CHECK(b.seconds == b.both);
+  for (const bool tuned : {false, true}) {
+    const decoded r =
+        simulate::decoder(s, {.moves = {.tuned = tuned}}).run(3, simulate::even_misses(s));
+    CHECK(r.tpot_seconds >= b.seconds);
+  }
+  s.streams = 17;
+  CHECK(simulate::lower_bound(s).seconds > b.seconds);
 }
 
 TEST_CASE("simulate: work is conserved") {

@@ -28,7 +28,16 @@ constexpr std::uint64_t seeds = 200;
 constexpr std::int32_t count = 6;
 
 /// The streams of a rig, in the order in which they are made. Two belong to the setup.
-enum stream_number : int { engine = 2, recall_copy, recall_scatter, offload_gather, offload_copy };
+enum stream_number : int {
+  engine = 2,
+  recall_copy,
+  recall_scatter,
+  recall_other_scatter,
+  recall_pages,
+  offload_gather,
+  offload_copy
+};
+constexpr stream_number scatters[] = {recall_scatter, recall_other_scatter};
 
 test::unit_bytes stamp(std::int64_t key, std::int32_t layer, std::int32_t block) {
   return test::stamp(rig::geometry, key, layer, block);
@@ -351,31 +360,48 @@ TEST_CASE("fault 33: a recall's head does not go before the pages' readers have 
 }
 
 TEST_CASE("order: the scatter waits for the DMA") {
-  is_needed([](rig& r) { return recall_between_readers(r); }, recall_copy, recall_scatter);
+  for (const stream_number scatter : scatters) {
+    CAPTURE(static_cast<int>(scatter));
+    is_needed([](rig& r) { return recall_between_readers(r); }, recall_copy, scatter);
+  }
 }
 
 TEST_CASE("fault 33: the scatter waits for the pages' readers") {
-  is_needed([](rig& r) { return recall_between_readers(r); }, engine, recall_scatter);
+  for (const stream_number scatter : scatters) {
+    CAPTURE(static_cast<int>(scatter));
+    is_needed([](rig& r) { return recall_between_readers(r); }, engine, scatter);
+  }
+}
+
+TEST_CASE("order: who waits for the pages waits for the scatters of both streams") {
+  for (const stream_number scatter : scatters) {
+    CAPTURE(static_cast<int>(scatter));
+    is_needed([](rig& r) { return recall_between_readers(r); }, scatter, recall_pages);
+  }
 }
 
 TEST_CASE("fault 33: copies and kernels straight into the pages wait for the pages' readers") {
   for (const transfer_way way : test::all_ways) {
     CAPTURE(static_cast<int>(way));
-    is_needed([](rig& r) { return recall_between_readers(r); }, engine, recall_scatter, false, way);
+    const bool staged = way == transfer_way::staged || way == transfer_way::automatic;
+    is_needed([](rig& r) { return recall_between_readers(r); }, engine,
+              staged ? recall_scatter : recall_pages, false, way);
   }
 }
 
 TEST_CASE("faults 30 and 31: the next gather waits until the chunk is drained") {
-  is_needed([](rig& r) { return recall_between_readers(r); }, recall_scatter, test::wait::task,
-            true);
+  for (const stream_number scatter : scatters) {
+    CAPTURE(static_cast<int>(scatter));
+    is_needed([](rig& r) { return recall_between_readers(r); }, scatter, test::wait::task, true);
+  }
 }
 
 TEST_CASE("order: the engine waits for a recall by its ticket") {
-  is_needed([](rig& r) { return recall_between_readers(r); }, recall_scatter, engine);
+  is_needed([](rig& r) { return recall_between_readers(r); }, recall_pages, engine);
 }
 
 TEST_CASE("order: a recall has arrived only when its last scatter is done") {
-  is_needed([](rig& r) { return recall_between_readers(r); }, recall_scatter, test::wait::task);
+  is_needed([](rig& r) { return recall_between_readers(r); }, recall_pages, test::wait::task);
 }
 
 TEST_CASE("order: a step's misses are read only when the step is resolved") {

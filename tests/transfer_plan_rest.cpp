@@ -233,21 +233,33 @@ TEST_CASE("plan: the head is less what is on the link yet, where its speed is kn
   CHECK(head_behind_10(0, 5 * 128'000) == 10);
 }
 
-TEST_CASE("plan: not while others are gathered") {
+TEST_CASE("plan: not while more than a tenth of as much is to be gathered for others") {
   noting_machine machine({{.worker_bytes_per_second = 1e5}});  // 2.6 ms for a unit
-  rig r(machine, {.chunk_units = 40, .staging_chunks = 8, .plans = one_chunk_or_head()});
-  const auto id = r.stored(1, blocks(40));
-  auto first = r.recall(0, id, units_of(2)).value();
-  run_tasks(machine, 1);  // it is dealt out
-  CHECK(first.phase() == pulseinfer::transfer_phase::pending);
-  auto second = r.recall(1, id, units_of(40)).value();
-  second.sync();
-  first.sync();
-  CHECK(second.report().moved == 40);
-  CHECK(second.report().head_units == 0);
-  auto alone = r.recall(1, id, units_of(40)).value();
-  alone.sync();
-  CHECK(alone.report().head_units == 20);
+  for (const double link : {0.0, 1e9}) {
+    CAPTURE(link);
+    rig r(machine, {.chunk_units = 40,
+                    .staging_chunks = 8,
+                    .link_bytes_per_second = link,
+                    .plans = one_chunk_or_head()});
+    const auto id = r.stored(1, blocks(40));
+    const auto head_beside = [&](std::int32_t others, bool planned) {
+      auto first = r.recall(0, id, units_of(others)).value();
+      run_tasks(machine, 1);  // it is dealt out
+      CHECK(first.phase() == pulseinfer::transfer_phase::pending);
+      auto second = r.recall(1, id, units_of(40)).value();
+      second.sync();
+      first.sync();
+      CHECK(second.report().moved == 40);
+      CHECK(second.report().planned == planned);
+      return second.report().head_units;
+    };
+    CHECK(head_beside(5, false) == 0);
+    CHECK(head_beside(4, true) == 16);  // what comes before is so much less of a head
+    CHECK(head_beside(1, true) == 19);
+    auto alone = r.recall(1, id, units_of(40)).value();
+    alone.sync();
+    CHECK(alone.report().head_units == 20);
+  }
 }
 
 TEST_CASE("plan: not while others wait for a chunk to be gathered into") {

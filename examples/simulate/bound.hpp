@@ -4,18 +4,11 @@
 /// link and the host's memory, and the largest group by itself need for a step. By brute force, and
 /// without the library's cost model.
 ///
-/// What holds of every schedule of the simulated machine (sim_timed.hpp) that keeps its number of
-/// groups through a step and computes on one stream is in it, and nothing else:
+/// What holds of every schedule of the simulated machine that keeps its number of groups through a
+/// step and computes on one stream is in it, and nothing else:
 ///
-/// - A unit gets to its page by a copy of its own, or is gathered by a worker, copied with others,
-///   and scattered by a kernel. Each unit may go either way.
-/// - A call keeps the link busy, and within one each copy does. So the copies of single units cost a
-///   call, or so much each, whichever is more; chunks cost a call each, as the next one is gathered
-///   when the one before is copied already; and what different layers lack late, a call each.
-/// - Gathering a byte moves two in DRAM. A copy takes as much of the DRAM as the link could move, for
-///   as long as it has the link: its call, then its bytes.
-/// - A recall begins with a host task, as the engine's do, and what is late finds the link at rest. No
-///   copies are made just to keep it moving, nor is another recall timed so that it moves just then.
+/// - What a recall needs by itself stands in recall_bound.hpp. Each group makes its own: what two of
+///   them choose is known at different moments.
 /// - A choice is known when the layer before has been computed; what is known ahead, one layer
 ///   earlier; of the first layer nothing, as the token before is not there.
 #pragma once
@@ -24,136 +17,22 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <limits>
+#include <map>
+#include <utility>
 #include <vector>
 
-#include "setting.hpp"
+#include "recall_bound.hpp"
 
 namespace simulate {
 
 struct bound {
   double seconds = std::numeric_limits<double>::infinity();
   std::int32_t groups = 0;
-  double compute = 0, link = 0, path = 0;  ///< with that many groups
+  double compute = 0, link = 0, path = 0, both = 0;  ///< with that many groups
 };
 
-/// The machine as the bound needs it; all in seconds and bytes.
-struct recall_bounds {
-  explicit recall_bounds(const setting& s)
-      : unit(s.unit_bytes()),
-        link(s.machine.profile.link_bytes_per_second),
-        hbm(s.machine.profile.hbm_bytes_per_second) {
-    const pulseinfer::hardware_profile& p = s.machine.profile;
-    const auto seconds = [](std::uint64_t ns) { return 1e-9 * static_cast<double>(ns); };
-    call = seconds(p.copy_busy_ns);
-    each = std::min(seconds(p.batched_copy_busy_ns), call);
-    task = seconds(p.task_start_ns);
-    copy = seconds(p.copy_start_ns);
-    launch = seconds(p.kernel_launch_ns);
-    workers = p.workers * p.worker_bytes_per_second;
-    // Where copies leave nothing of the DRAM, tasks get a share beyond it all the same.
-    const double left = p.dram_bytes_per_second - link;
-    dram = left > 0 ? p.dram_bytes_per_second : std::numeric_limits<double>::infinity();
-    at_rest = std::min(workers, dram) / 2;
-    beside = std::min(workers, left > 0 ? left : dram) / 2;
-  }
-
-  double unit, link, hbm;
-  double each = 0;  ///< of the link, for a copy in a batch
-  double call = 0;  ///< of the link, for a call
-  double task = 0, copy = 0, launch = 0;
-  double workers = 0;
-  double dram = 0;
-  double at_rest = 0;  ///< bytes a second that are gathered while the link rests
-  double beside = 0;   ///< and while it is busy
-
-  /// Before the first byte is on a link that rests: a task starts, then the copy.
-  [[nodiscard]] double start() const { return task + copy; }
-
-  /// How long the link rests, or is kept busy by calls, at least, for so many bytes that are
-  /// gathered: in n chunks. The first is gathered before it is copied; each later one while those
-  /// before are copied. Where the link rests later, a larger first chunk would have done as well.
-  [[nodiscard]] double filling(double bytes) const {
-    double least = std::numeric_limits<double>::infinity();
-    for (int n = 1; n <= 64 && (n - 1) * call < least; ++n) {
-      // Gathered in all, when the first chunk has x bytes: a + b x.
-      double chunk = 0, slope = 1, a = 0, b = 1;
-      for (int k = 1; k < n; ++k) {
-        chunk = beside * (chunk / link + call) + (k == 1 ? at_rest * copy : 0);
-        slope = beside * slope / link;
-        a += chunk, b += slope;
-      }
-      const double first = std::max((bytes - a) / b, std::min(bytes, unit));
-      least = std::min(least, (n - 1) * call + first / at_rest);
-    }
-    return least;
-  }
-
-  /// From a choice until so many units are in their pages, with the machine to themselves. With d
-  /// copied by themselves, which may cover the time in which the others are gathered and scattered.
-  [[nodiscard]] double latency(double units) const {
-    if (units <= 0) return 0;
-    const double bytes = units * unit;
-    const auto takes = [&](double d) {
-      const double copied = bytes / link + std::max(call, each * d);
-      const double rest = bytes - d * unit;
-      if (rest < 0.5 * unit) return copied;
-      return std::max({copied, call + filling(rest) + rest / link + launch,
-                       (link * copied + 2 * rest) / dram - copy});
-    };
-    // Of these one grows with d, one falls, and one falls, then may grow: so does the largest.
-    double low = 0, high = units;
-    while (high - low > 0.5) {
-      const double d = std::floor((low + high) / 2);
-      if (takes(d) > takes(d + 1)) {
-        low = d + 1;
-      } else {
-        high = d;
-      }
-    }
-    return start() + takes(low);
-  }
-
-  /// The least x in [0, 1], the share that is gathered, can make of the largest of some a + b x.
-  struct line {
-    double a = 0, b = 0;
-    [[nodiscard]] double at(double x) const { return a + b * x; }
-  };
-  [[nodiscard]] static double least_of_largest(std::initializer_list<line> lines) {
-    const auto largest = [&](double x) {
-      double most = 0;
-      for (const line& l : lines) most = std::max(most, l.at(x));
-      return most;
-    };
-    double least = std::min(largest(0), largest(1));
-    for (const line& l : lines) {
-      for (const line& m : lines) {
-        if (l.b == m.b) continue;
-        const double x = (m.a - l.a) / (l.b - m.b);
-        if (x > 0 && x < 1) least = std::min(least, largest(x));
-      }
-    }
-    return least;
-  }
-  /// What link, DRAM, workers and HBM need for so many units in so many recalls, and calls, at least,
-  /// when the HBM reads for `computes` seconds beside, and link and host rest for `rests`.
-  [[nodiscard]] double throughput(double units, double recalls, double calls, double computes,
-                                  double rests) const {
-    const double bytes = units * unit;
-    const double more = each * std::max(units - recalls, 0.0);
-    return least_of_largest({{bytes / link + each * recalls + more + rests, -more},
-                             {bytes / link + call * calls + rests, 0},
-                             {(bytes + link * (each * recalls + more)) / dram + rests,
-                              (2 * bytes - link * more) / dram},
-                             {(bytes + link * call * calls) / dram + rests, 2 * bytes / dram},
-                             {rests, 2 * bytes / workers},
-                             {computes, 2 * bytes / hbm}});
-  }
-};
-
-/// The bound of one decode step of all streams, as the mean over steps [first, steps) of
-/// `even_lack`.
+/// The bound of one decode step of all streams, as the mean over steps of `even_lack`.
 ///
 /// - compute: g times the weights and launches, once every request's KV and digests.
 /// - link: all misses over link, DRAM and workers, and their scatter on the HBM. With one group they
@@ -164,81 +43,180 @@ struct recall_bounds {
 ///   not before what it lacks is there. Between a layer's choice and the run of the k-th behind it,
 ///   k layers are computed, and what was not known before travels; the bound is the best way to cut
 ///   the step into such windows.
-inline bound lower_bound(const setting& s, std::int32_t first = 1, std::int32_t steps = 3) {
-  const recall_bounds machine(s);
-  const pulseinfer::layer_work w = s.work();
-  const auto layers = static_cast<std::size_t>(s.model.layers);
-  const auto n = static_cast<std::size_t>(s.streams);
-  const double weights = w.weight_bytes / machine.hbm;
-  const double request = w.request_bytes / machine.hbm;
-  const double launch = kernels_of_layer * machine.launch;
-
-  // [layers][n + 1] What any q requests lack at least: of the late, and of those known ahead.
-  struct least_lack {
-    std::vector<double> late, ahead;
-  };
-  const auto sums = [](std::vector<double> each) {
-    std::sort(each.begin(), each.end());
-    std::vector<double> sum{0};
-    for (const double units : each) sum.push_back(sum.back() + units);
-    return sum;
-  };
-  std::vector<bound> of(n + 1);
-  for (std::int32_t step = first; step < steps; ++step) {
-    std::vector<least_lack> least(layers);
-    double units = 0;
-    for (std::size_t l = 0; l < layers; ++l) {
+/// - both: link and path of two groups at once. A recall in more chunks, or with more units by
+///   themselves, may be there sooner, but takes more of the link and of the DRAM. No step is shorter
+///   than a mean of what it needs of each (with weights p, l, d) with the cuts that are best for that
+///   mean: the bound is the largest such mean, for the best sizes of the two groups.
+class step_bound {
+ public:
+  step_bound(const setting& s, const recall_bounds& machine, std::int32_t step)
+      : machine_(machine),
+        layers_(static_cast<std::size_t>(s.model.layers)),
+        n_(static_cast<std::size_t>(s.streams)) {
+    const pulseinfer::layer_work w = s.work();
+    weights_ = w.weight_bytes / machine.hbm;
+    request_ = w.request_bytes / machine.hbm;
+    launch_ = kernels_of_layer * machine.launch;
+    const auto sums = [](std::vector<double> each) {
+      std::sort(each.begin(), each.end());
+      std::vector<double> sum{0};
+      for (const double units : each) sum.push_back(sum.back() + units);
+      return sum;
+    };
+    for (std::size_t l = 0; l < layers_; ++l) {
       std::vector<double> late, ahead;
-      for (std::size_t r = 0; r < n; ++r) {
+      for (std::size_t r = 0; r < n_; ++r) {
         const lack here =
             even_lack(s, static_cast<std::int32_t>(r), step, static_cast<std::int32_t>(l));
         late.push_back(here.late + (l == 0 ? here.ahead : 0));
         ahead.push_back(l == 0 ? 0 : here.ahead);
-        units += here.late + here.ahead;
+        units_ += here.late + here.ahead;
       }
-      least[l] = {sums(std::move(late)), sums(std::move(ahead))};
-    }
-    for (std::size_t g = 1; g <= n; ++g) {
-      const std::size_t q = (n - 1) / g + 1;
-      const double computes = launch + weights + static_cast<double>(q) * request;
-      const double reads = static_cast<double>(layers) *
-                           (static_cast<double>(g) * weights + static_cast<double>(n) * request);
-      double recalls = 0, late_calls = 0;
-      for (const least_lack& l : least) {
-        recalls += l.late[1] + l.ahead[1] > 0 ? 1 : 0;
-        late_calls += l.late[1] > 0 ? 1 : 0;
-      }
-      bound& b = of[g];
-      b.compute += reads + static_cast<double>(layers * g) * launch;
-      b.link += machine.throughput(units, recalls, late_calls, reads,
-                                   g == 1 && units > 0 ? computes + machine.task : 0);
-      // [l] Until layer l has chosen, from when the first one has.
-      std::vector<double> until(layers + 1, 0);
-      for (std::size_t i = 0; i < layers; ++i) {
-        double travels = 0, late = 0, calls = 0, between = 0;
-        for (std::size_t j = i; j < layers; ++j) {
-          travels += least[j].late[q] + (j > i ? least[j].ahead[q] : 0);
-          late += machine.latency(least[j].late[q]);
-          calls += least[j].late[q] > 0 ? 1 : 0;
-          const double window = std::max(
-              late + between,
-              travels > 0 ? machine.start() + machine.throughput(travels, 1, calls, 0, 0) : 0);
-          until[j + 1] = std::max(until[j + 1], until[i] + window + computes);
-          between += computes;
-        }
-      }
-      b.path += until[layers];
+      least_.push_back({sums(std::move(late)), sums(std::move(ahead))});
     }
   }
-  bound best;
-  for (std::size_t g = 1; g <= n; ++g) {
-    bound& b = of[g];
-    const double all = steps - first;
-    b = {0, static_cast<std::int32_t>(g), b.compute / all, b.link / all, b.path / all};
+
+  /// Of all but `both`.
+  [[nodiscard]] bound of(std::size_t groups) {
+    const std::size_t q = (n_ - 1) / groups + 1;
+    const double reads = static_cast<double>(layers_) * (static_cast<double>(groups) * weights_ +
+                                                         static_cast<double>(n_) * request_);
+    double recalls = 0, late_calls = 0;
+    for (const least_lack& l : least_) {
+      recalls += l.late[1] + l.ahead[1] > 0 ? 1 : 0;
+      late_calls += l.late[1] > 0 ? 1 : 0;
+    }
+    bound b;
+    b.compute = reads + static_cast<double>(layers_ * groups) * launch_;
+    b.link = machine_.throughput(units_, recalls, late_calls, reads,
+                                 groups == 1 && units_ > 0 ? computes(q) + machine_.task : 0);
+    b.path = path(q);
+    return b;
+  }
+
+  [[nodiscard]] double both() {
+    double least = std::numeric_limits<double>::infinity();
+    for (std::size_t q = (n_ + 1) / 2; q < n_; ++q) {
+      // A larger group's path is longer yet.
+      const double alone = path(q);
+      if (alone >= least) break;
+      least = std::min(least, std::max(alone, both(q)));
+    }
+    return least;
+  }
+
+ private:
+  /// What any q requests lack at least, at a layer: [n + 1], of the late, and of those known ahead.
+  struct least_lack {
+    std::vector<double> late, ahead;
+  };
+
+  /// A layer of so many requests, computed.
+  [[nodiscard]] double computes(std::size_t requests) const {
+    return launch_ + weights_ + static_cast<double>(requests) * request_;
+  }
+  [[nodiscard]] double latency(double units) {
+    const auto [at, is_new] = latency_.try_emplace(units);
+    if (is_new) at->second = machine_.latency(units);
+    return at->second;
+  }
+  [[nodiscard]] double path(std::size_t q) {
+    // [l] Until layer l has chosen, from when the first one has.
+    std::vector<double> until(layers_ + 1, 0);
+    for (std::size_t i = 0; i < layers_; ++i) {
+      double travels = 0, late = 0, calls = 0, between = 0;
+      for (std::size_t j = i; j < layers_; ++j) {
+        travels += least_[j].late[q] + (j > i ? least_[j].ahead[q] : 0);
+        late += latency(least_[j].late[q]);
+        calls += least_[j].late[q] > 0 ? 1 : 0;
+        const double window = std::max(
+            late + between,
+            travels > 0 ? machine_.start() + machine_.throughput(travels, 1, calls, 0, 0) : 0);
+        until[j + 1] = std::max(until[j + 1], until[i] + window + computes(q));
+        between += computes(q);
+      }
+    }
+    return until[layers_];
+  }
+
+  /// With groups of q and of all the others: the largest mean of the mean of their paths, the link, and
+  /// either the link or the DRAM.
+  [[nodiscard]] double both(std::size_t q) const {
+    std::map<std::pair<double, double>, double> layers;  // that lack so much
+    double late = 0;
+    for (const least_lack& l : least_) {
+      layers[{l.late[q], l.late[n_ - q]}] += 1;
+      late += l.late[q] + l.late[n_ - q];
+    }
+    const double compute = static_cast<double>(layers_) * (computes(q) + computes(n_ - q)) / 2;
+    const double bytes = units_ * machine_.unit;
+    const auto mean = [&](double p, double l, double d) {
+      const double of_call = l + d * machine_.link / machine_.dram;
+      const double gather = d * 2 * machine_.unit / machine_.dram;  // of a unit
+      const auto recall = [&](double units) {
+        return machine_.least_of_cuts(
+            units, p / 2 * (machine_.start() + units * machine_.unit / machine_.link),
+            (p / 2 + of_call) * machine_.call, [&](const recall_bounds::cut& c) {
+              return p / 2 * machine_.latency(units, c) + of_call * machine_.calls(c) +
+                     gather * (units - c.alone);
+            });
+      };
+      double sum = p * compute + l * bytes / machine_.link + d * bytes / machine_.dram +
+                   (units_ - late) * std::min(of_call * machine_.each, gather);
+      for (const auto& [lacks, count] : layers) {
+        sum += count * (recall(lacks.first) + recall(lacks.second));
+      }
+      return sum;
+    };
+    // Concave in the weights, so between two of them the largest is found by thirds.
+    const auto largest = [](const auto& of) {
+      double low = 0, high = 1, most = 0;
+      for (int i = 0; i < 12; ++i) {
+        const double a = low + (high - low) / 3, b = high - (high - low) / 3;
+        const double at_a = of(a), at_b = of(b);
+        most = std::max({most, at_a, at_b});
+        (at_a < at_b ? low : high) = at_a < at_b ? a : b;
+      }
+      return most;
+    };
+    const double with_link = largest([&](double p) { return mean(p, 1 - p, 0); });
+    if (machine_.dram == std::numeric_limits<double>::infinity()) return with_link;
+    return std::max(with_link, largest([&](double p) { return mean(p, 0, 1 - p); }));
+  }
+
+  recall_bounds machine_;
+  std::size_t layers_, n_;
+  double weights_ = 0, request_ = 0, launch_ = 0;
+  double units_ = 0;  ///< that all requests lack at all layers
+  std::vector<least_lack> least_;
+  std::map<double, double> latency_;  ///< that is known
+};
+
+/// The mean over steps [first, steps).
+inline bound lower_bound(const setting& s, std::int32_t first = 1, std::int32_t steps = 3) {
+  const recall_bounds machine(s);
+  std::vector<step_bound> each;
+  for (std::int32_t step = first; step < steps; ++step) each.emplace_back(s, machine, step);
+  const double all = steps - first;
+  std::vector<bound> of;
+  const auto least = [&] {
+    return *std::min_element(of.begin(), of.end(),
+                             [](const bound& a, const bound& b) { return a.seconds < b.seconds; });
+  };
+  for (std::int32_t g = 1; g <= s.streams; ++g) {
+    bound b{.seconds = 0, .groups = g};
+    for (step_bound& step : each) {
+      const bound one = step.of(static_cast<std::size_t>(g));
+      b.compute += one.compute / all, b.link += one.link / all, b.path += one.path / all;
+    }
     b.seconds = std::max({b.compute, b.link, b.path});
-    if (b.seconds < best.seconds) best = b;
+    of.push_back(b);
   }
-  return best;
+  if (least().groups != 2) return least();
+  bound& two = of[1];
+  for (step_bound& step : each) two.both += step.both() / all;
+  two.seconds = std::max(two.seconds, two.both);
+  return least();
 }
 
 }  // namespace simulate

@@ -101,7 +101,7 @@ inline setting serving_setting(setting s) {
 
 template <pulseinfer::admission_policy Policy>
 served serve(const setting& s, Policy policy, const std::vector<arrival>& all) {
-  return server<Policy>(s, {}, std::move(policy)).run(all);
+  return server<Policy>(s, {.moves = {.tuned = true}}, std::move(policy)).run(all);
 }
 /// All of them at a load, none tried yet. The static share of 1 is the policy that always says yes.
 inline serving_load all_policies(const setting& s, double rate) {

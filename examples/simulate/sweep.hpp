@@ -56,10 +56,6 @@ struct point {
   }
 };
 
-/// A step of an excerpt of 12 layers: they are alike, and the first, of which nothing is known
-/// before, weighs the more.
-inline constexpr std::int32_t sweep_layers = 12;
-
 inline std::vector<point> sweep() {
   const policy how{.moves = {.tuned = true}};
   // Found out at first, side by side: points of one machine would wait for each other.
@@ -76,8 +72,6 @@ inline std::vector<point> sweep() {
           s.context = context;
           if (s.streams_that_fit(true) < streams) continue;
           s.streams = streams;
-          s.model.vocabulary = s.model.vocabulary * sweep_layers / s.model.layers;
-          s.model.layers = sweep_layers;
           for (const double miss : {0.0, 0.2, 1.0}) {
             for (const double ahead : {0.0, 0.9}) {
               if (miss == 0 && ahead > 0) continue;

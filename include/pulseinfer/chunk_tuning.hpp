@@ -163,6 +163,9 @@ class chunk_tuner {
     const double most = random_.one_in(3) ? 0.4 : 0.12;
     return 1 + most * (static_cast<double>(random_.below(2001)) - 1000) / 1000;
   }
+  [[nodiscard]] double wide_factor() {
+    return std::exp2((static_cast<double>(random_.below(2001)) - 1000) / 500);
+  }
   /// The plan with one thing different. Shares stay large enough for a unit.
   [[nodiscard]] chunk_plan changed(chunk_plan p, std::int64_t units) {
     const double least = 0.5 / static_cast<double>(units);
@@ -172,7 +175,8 @@ class chunk_tuner {
     };
     switch (random_.below(5)) {
       case 0:
-        p.head = std::clamp(p.head * factor(), 0.0, 0.95);
+        // A copy each is dear where units are small: what is best may be a tenth of what it is nearby.
+        p.head = std::clamp(p.head * (random_.one_in(4) ? wide_factor() : factor()), 0.0, 0.95);
         return p;
       case 1:
         if (random_.one_in(2)) {

@@ -40,6 +40,7 @@ class offload_pipeline
   static constexpr stream_priority urgency = stream_priority::normal;  // recalls go first
   static constexpr copy_direction direction = copy_direction::device_to_host;
   static constexpr transfer_way way_ = transfer_way::staged;
+  static constexpr std::size_t on_pages = 0;
 
   /// Whom the store gave room is known at the call.
   [[nodiscard]] std::size_t asked(const state& s) const noexcept { return s.order.size(); }
@@ -152,7 +153,6 @@ class offload_pipeline
   }
 
   [[nodiscard]] std::array<stream_ref, 2> streams() noexcept { return {gather_, copy_}; }
-  [[nodiscard]] stream_ref stream_on_pages() noexcept { return gather_; }
 
   typename Backend::stream gather_;
   typename Backend::stream copy_;

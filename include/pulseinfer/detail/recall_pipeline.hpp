@@ -16,22 +16,10 @@
 #include <vector>
 
 #include "pulseinfer/block_copy.hpp"
+#include "pulseinfer/detail/strip_runs.hpp"
 #include "pulseinfer/detail/transfer_pipeline.hpp"
 
 namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
-
-/// Adds a copy to a list. One that goes on where the last one ends becomes part of it, if it may.
-inline void add_run(std::vector<copy_span>& runs, const copy_span& added, bool may_join) {
-  if (may_join && !runs.empty()) {
-    copy_span& last = runs.back();
-    if (static_cast<std::byte*>(last.destination) + last.bytes == added.destination &&
-        static_cast<const std::byte*>(last.source) + last.bytes == added.source) {
-      last.bytes += added.bytes;
-      return;
-    }
-  }
-  runs.push_back(added);
-}
 
 template <backend Backend, class Store>
 class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>, Backend, Store> {
@@ -47,7 +35,8 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   recall_pipeline(Backend b, Store& store, const kv_pool& pool, const transfer_options& options)
       : base(b, store, pool, options),
         copy_(b.make_stream(stream_priority::high)),
-        scatter_(b.make_stream(stream_priority::high)),
+        scatter_{b.make_stream(stream_priority::high), b.make_stream(stream_priority::high)},
+        pages_(b.make_stream(stream_priority::high)),
         stores_(stores_for_ring(options.staging_bytes)),
         strips_(strips_of(pool)),
         way_(options.way) {}
@@ -63,6 +52,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
  private:
   static constexpr stream_priority urgency = stream_priority::high;  // an engine waits for it
   static constexpr copy_direction direction = copy_direction::host_to_device;
+  static constexpr std::size_t on_pages = 3;
 
   /// Of a step it is not known at the call how many units it lacks: as many, it is taken, as the
   /// step before. Before the first one, all that it chose.
@@ -115,14 +105,15 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     if (all < 2 || this->options_.chunks_in_flight < 2 || !this->store_->is_ready()) return;
     if (this->backend_.poll(s.ready) != event_state::done) return;
     const bool is_alone = this->staging_.available() == this->staging_.size();
-    // What has been gathered leaves the workers to this one, and the link before long.
-    if (!is_alone && (this->under_way_.not_gathered > 0 || this->under_way_.all > all)) return;
+    // What has been gathered, or nearly, leaves the workers to this one, and the link before long.
+    const bool is_late = this->under_way_.not_gathered > all / 10 || this->under_way_.all > all;
+    if (!is_alone && is_late) return;
     const std::size_t copies = as_size(this->options_.head_copies / strips_);
     if (const chunk_plan* const found = this->options_.plans.find(all)) {
       s.plan = *found;
       s.report.planned = true;
       // The link has something to do already: so much less of a head.
-      const std::size_t before = this->under_way_.on_link(this->backend_.now_ns(), units_per_ns());
+      const auto before = this->under_way_.before_link(this->backend_.now_ns(), units_per_ns());
       s.head = found->head_of(all) - std::min(found->head_of(all), before);
     } else if (is_alone && copies > 0) {
       s.head = std::clamp<std::size_t>(all / 6, 1, copies);
@@ -136,20 +127,6 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   void note_copies(const job& j) noexcept {
     const double takes_ns = std::min(static_cast<double>(j.count) / units_per_ns(), 1e15);
     if (units_per_ns() > 0) this->under_way_.enqueued(j.enqueued_ns, std::uint64_t(takes_ns));
-  }
-  /// Runs of bytes of a unit. Units that are adjacent on both sides have fewer; that is rare.
-  [[nodiscard]] static std::int64_t strips_of(const kv_pool& pool) {
-    const block_layout& layout = pool.layout();
-    const layer_planes& planes = pool.layer(0);
-    std::int64_t runs = 0;
-    const std::byte* tensor = nullptr;
-    std::int64_t end = -1;  // of the last strip, in the pool; planes of one tensor may go on there
-    each_strip(layout, 0, [&](std::int32_t p, std::int64_t in_pool, std::int64_t, std::size_t n) {
-      runs += planes.plane[p] == tensor && in_pool == end ? 0 : 1;
-      tensor = planes.plane[p];
-      end = in_pool + static_cast<std::int64_t>(n);
-    });
-    return runs;
   }
 
   /// Reads what the resolve kernel mirrored.
@@ -276,7 +253,8 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     leave(s);
   }
 
-  /// One DMA, then the scatter.
+  /// One DMA, then the scatter. These take turns on two streams: a kernel that is launched while the
+  /// one before runs begins at once when that has ended. The pages' stream follows both.
   void stage(job& j) {
     state& s = *j.owner;
     chunk& c = *j.at;
@@ -285,19 +263,22 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     const std::size_t payload = j.count * this->unit_size();
     auto& b = this->backend_;
     std::lock_guard lock(this->enqueue_mutex_);
+    turn_ = 1 - turn_;
+    const stream_ref scatter = scatter_[turn_];
     j.enqueued_ns = b.now_ns();
     b.copy_async(c.device + ids, c.host + ids, units - ids + payload, direction, copy_);
     note_copies(j);
     b.record(c.copied, copy_);
-    b.enqueue_wait(c.copied, scatter_);
-    this->wait_for_engine(s);
+    b.enqueue_wait(c.copied, scatter);
+    this->wait_for_engine(s, 1 + turn_);
     b.for_each(shape_of(j), {this->options_.max_ctas}, 2 * payload,
                scatter_units{.layout = this->pool_->layout(),
                              .pool = this->pool_->layer(s.layer),
                              .pages = reinterpret_cast<const std::int32_t*>(c.device + ids),
                              .units = c.device + units},
-               scatter_);
-    b.record(c.drained, scatter_);
+               scatter);
+    b.record(c.drained, scatter);
+    b.enqueue_wait(c.drained, pages_);
   }
 
   /// A kernel reads the units where they lie in the store.
@@ -314,10 +295,10 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
                           .pool = this->pool_->layer(s.layer),
                           .pages = reinterpret_cast<const std::int32_t*>(c.host_on_device + ids),
                           .sources = reinterpret_cast<const std::byte* const*>(c.host_on_device)},
-               scatter_);
+               pages_);
     note_copies(j);
-    b.record(c.copied, scatter_);
-    b.record(c.drained, scatter_);
+    b.record(c.copied, pages_);
+    b.record(c.drained, pages_);
   }
 
   /// Copies strips, or runs of adjacent strips, without a kernel.
@@ -330,15 +311,15 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     this->wait_for_engine_with_copies(s);
     j.enqueued_ns = b.now_ns();
     if (s.report.way == transfer_way::batched) {
-      b.copy_many_async(runs_, direction, scatter_);
+      b.copy_many_async(runs_.all(), direction, pages_);
     } else {
-      for (const copy_span& run : runs_) {
-        b.copy_async(run.destination, run.source, run.bytes, direction, scatter_);
+      for (const copy_span& run : runs_.all()) {
+        b.copy_async(run.destination, run.source, run.bytes, direction, pages_);
       }
     }
     note_copies(j);
-    b.record(c.copied, scatter_);
-    b.record(c.drained, scatter_);
+    b.record(c.copied, pages_);
+    b.record(c.drained, pages_);
   }
 
   /// The same in one batch, in the stream that chunks are copied in: a scatter of another transfer,
@@ -350,36 +331,21 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     std::lock_guard lock(this->enqueue_mutex_);
     list_runs(j, true);
     j.enqueued_ns = b.now_ns();
-    b.copy_many_async(runs_, direction, copy_);
+    b.copy_many_async(runs_.all(), direction, copy_);
     note_copies(j);
     b.record(c.copied, copy_);
-    b.enqueue_wait(c.copied, scatter_);
+    b.enqueue_wait(c.copied, pages_);
     b.record(c.drained, copy_);
     j.owner->report.head_units = static_cast<std::int64_t>(j.count);
   }
 
-  /// Lists the runs of a chunk's units; under the enqueue mutex. A run stays within one tensor of the
-  /// engine and one pinned piece of the store, as addresses may go on where an allocation, or a
-  /// registration, ends.
+  /// Lists the runs of a chunk's units; under the enqueue mutex.
   void list_runs(job& j, bool merge) {
     state& s = *j.owner;
-    const layer_planes& planes = this->pool_->layer(s.layer);
-    const std::byte* const payload = this->store_->payload();
-    const std::size_t piece = this->store_->piece_bytes();
-    const std::byte* tensor = nullptr;  // of the last run
-    runs_.clear();
+    runs_.begin(this->pool_->layout(), this->pool_->layer(s.layer), *this->store_, merge);
     for (std::size_t i = 0; i < j.count; ++i) {
       const unit_move& unit = s.at(j.first + i);
-      if (unit.status == unit_status::corrupt) continue;
-      each_strip(
-          this->pool_->layout(), index_of(unit.page),
-          [&](std::int32_t p, std::int64_t in_pool, std::int64_t in_unit, std::size_t bytes) {
-            std::byte* const to = planes.plane[p];
-            const std::byte* const from = unit.source + in_unit;
-            const bool begins_piece = static_cast<std::size_t>(from - payload) % piece == 0;
-            add_run(runs_, {to + in_pool, from, bytes}, merge && to == tensor && !begins_piece);
-            tensor = to;
-          });
+      if (unit.status != unit_status::corrupt) runs_.add(index_of(unit.page), unit.source);
     }
   }
 
@@ -435,16 +401,19 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     this->finish(s);
   }
 
-  [[nodiscard]] std::array<stream_ref, 2> streams() noexcept { return {copy_, scatter_}; }
-  [[nodiscard]] stream_ref stream_on_pages() noexcept { return scatter_; }
+  [[nodiscard]] std::array<stream_ref, 4> streams() noexcept {
+    return {copy_, scatter_[0], scatter_[1], pages_};
+  }
 
   typename Backend::stream copy_;
-  typename Backend::stream scatter_;
-  store_hint stores_;    ///< of gathers into the staging
-  std::int64_t strips_;  ///< of a unit in the pool
+  typename Backend::stream scatter_[2];
+  typename Backend::stream pages_;  ///< behind all that goes into them; copies straight there
+  store_hint stores_;               ///< of gathers into the staging
+  std::int64_t strips_;             ///< of a unit in the pool
   transfer_way way_;
+  std::size_t turn_ = 0;  ///< of the scatter streams, under the enqueue mutex
   std::atomic<std::size_t> last_misses_{std::numeric_limits<std::size_t>::max()};  ///< of a step
-  std::vector<copy_span> runs_;  ///< of one chunk, under the enqueue mutex
+  strip_runs runs_;  ///< of one chunk, under the enqueue mutex
 };
 
 }  // namespace pulseinfer::detail

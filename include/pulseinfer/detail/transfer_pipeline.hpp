@@ -39,8 +39,8 @@ namespace pulseinfer::inline PULSEINFER_ABI_NAMESPACE::detail {
 ///                           released behind it; where it throws, the chunk is not released
 /// - `concluded(state, ok)`  all is enqueued; ok: pages_usable tells when the work is done
 /// - `leave(state)`          one of the `outstanding` parts of the transfer is over
-/// - `streams()`             its two streams, in the order in which a chunk passes through them
-/// - `stream_on_pages()`     the one that works on the engine's pages
+/// - `streams()`             its streams, in the order in which chunks pass through them
+/// - `on_pages`              which of them the engine waits for to use the pages
 /// - `host_bytes(job, n)`     traffic of prepare
 /// - `takes_parts(state)`    whether several workers prepare a chunk
 /// - `way_`, `urgency`, `direction`  of transfers that are started, their tasks and their copies
@@ -114,7 +114,7 @@ class transfer_pipeline {
     return &s;
   }
 
-  /// Hands a transfer over to the workers. Throws, with nothing begun, if that cannot be done.
+  /// Hands a transfer over to the workers; or throws, with nothing begun.
   [[nodiscard]] ticket<Backend> start(state& s, stream_ref stream) {
     s.report.requested_ns = backend_.now_ns();
     s.report.way = self().way_;
@@ -233,18 +233,18 @@ class transfer_pipeline {
     staging_.release(*j.at);
   }
 
-  /// The stream on the engine's pages comes behind what the engine's stream held at the call. Under
-  /// the enqueue mutex, before the first work on the pages.
-  void wait_for_engine(state& s) {
-    if (s.behind_readers) return;
-    backend_.enqueue_wait(s.ready, self().stream_on_pages());
-    s.behind_readers = true;
+  /// Stream number `which` comes behind what the engine's stream held at the call. Under the enqueue
+  /// mutex, before its first work on the pages.
+  void wait_for_engine(state& s, std::size_t which) {
+    if ((s.behind_readers >> which & 1) != 0) return;
+    backend_.enqueue_wait(s.ready, self().streams()[which]);
+    s.behind_readers |= 1u << which;
   }
   /// The same where copies wait, too: a task notes until when, for that is not the link's time. If
   /// none can be had, the copies' times are not known.
   void wait_for_engine_with_copies(state& s) {
-    if (s.behind_readers) return;
-    wait_for_engine(s);
+    if (s.behind_readers != 0) return;
+    wait_for_engine(s, Derived::on_pages);
     if (backend_.poll(s.ready) != event_state::pending) return;
     s.link.wait_for_engine();
     s.outstanding.fetch_add(1, std::memory_order_relaxed);
@@ -366,10 +366,12 @@ class transfer_pipeline {
   void fence(chunk& c) noexcept {
     try {
       std::lock_guard lock(enqueue_mutex_);
-      const auto [first, last] = self().streams();
-      backend_.record(c.copied, first);
-      backend_.enqueue_wait(c.copied, last);
-      backend_.record(c.drained, last);
+      const auto streams = self().streams();
+      for (std::size_t i = 1; i < streams.size(); ++i) {
+        backend_.record(c.copied, streams[i - 1]);
+        backend_.enqueue_wait(c.copied, streams[i]);
+      }
+      backend_.record(c.drained, streams.back());
     } catch (...) {
       // Failed twice: the device is lost, and with it the work that the chunk is kept from.
     }
@@ -395,7 +397,7 @@ class transfer_pipeline {
   [[nodiscard]] bool record_usable(state& s) noexcept {
     try {
       std::lock_guard lock(enqueue_mutex_);
-      backend_.record(s.pages_usable, self().stream_on_pages());
+      backend_.record(s.pages_usable, self().streams()[Derived::on_pages]);
       return true;
     } catch (...) {
       fail(s, std::current_exception());
@@ -414,10 +416,8 @@ class transfer_pipeline {
   }
 
   /// After a failure: collects what the pipeline's own streams remember of it, so that it is not
-  /// reported to the next transfer. Without a failure it does nothing.
-  ///
-  /// Transfers under way end first. A stream that forgets its failure between two chunks of one
-  /// would do the second, and all of that transfer would look well.
+  /// reported to the next transfer. Transfers under way end first: a stream that forgets its failure
+  /// between two chunks of one would do the second, and all of that transfer would look well.
   void recover() {
     if (!failed_.exchange(false, std::memory_order_relaxed)) return;
     sync_all();

@@ -156,7 +156,7 @@ struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
     chunks = 0;
     shares = 0;
     is_waiting = false;
-    behind_readers = false;
+    behind_readers = 0;
     this->error = nullptr;
     this->report = {};
     this->cancel.store(false, std::memory_order_relaxed);
@@ -178,9 +178,10 @@ struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
   std::size_t head = 0;             ///< recall: the first units, if they go by themselves
   std::int64_t chunks = 0;          ///< dealt out, without the head
   std::int32_t shares = 0;
-  bool has_arrived = false;     ///< recall: all that was enqueued is done; written once
-  bool is_waiting = false;      ///< for a chunk
-  bool behind_readers = false;  ///< the stream on the pages waits for the engine's; its mutex
+  bool has_arrived = false;  ///< recall: all that was enqueued is done; written once
+  bool is_waiting = false;   ///< for a chunk
+  std::uint32_t behind_readers =
+      0;  ///< a bit for each stream that waits for the engine's; its mutex
 };
 
 /// Units [first, first + count) of a transfer's order, in a staging chunk. Workers take its parts,
@@ -227,13 +228,13 @@ struct units_under_way {
   void enqueued(std::uint64_t now_ns, std::uint64_t takes_ns) noexcept {
     link_free_ns = std::max(link_free_ns.load(), now_ns) + takes_ns;
   }
-  /// The most that may not be on the device yet, of all that is under way.
-  [[nodiscard]] std::size_t on_link(std::uint64_t now_ns, double units_per_ns) const noexcept {
+  /// The most that may have to go over the link yet, of all that is under way.
+  [[nodiscard]] std::size_t before_link(std::uint64_t now_ns, double units_per_ns) const noexcept {
     const std::uint64_t free_ns = link_free_ns;
-    const std::size_t most = all;
-    if (units_per_ns == 0) return most;
+    const std::size_t most = all, later = not_gathered;
+    if (units_per_ns == 0) return std::max(most, later);
     const double left_ns = free_ns > now_ns ? static_cast<double>(free_ns - now_ns) : 0;
-    return std::min(most, static_cast<std::size_t>(left_ns * units_per_ns));
+    return later + std::min(most, static_cast<std::size_t>(left_ns * units_per_ns));
   }
 };
 
