@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "pulseinfer/block_copy.hpp"
 #include "pulseinfer/concepts.hpp"
 #include "pulseinfer/layout.hpp"
 
