@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /// @file
-/// No schedule is faster than this: the least over the number of groups of what the device, the
-/// link and the host's memory, and the largest group by itself need for a step. By brute force, and
-/// without the library's cost model.
+/// No schedule of a kind is faster than this: the least over the number of groups of what the device,
+/// the link and the host's memory, and the largest group by itself need for a step. By brute force,
+/// and without the library's cost model.
 ///
 /// What holds of every schedule of the simulated machine that keeps its number of groups through a
-/// step and computes on one stream is in it, and nothing else:
+/// step, computes on one stream, and recalls as stands in recall_bound.hpp is in it, and nothing else:
 ///
-/// - What a recall needs by itself stands in recall_bound.hpp. Each group makes its own: what two of
-///   them choose is known at different moments.
+/// - Each group makes its own recalls: what two of them choose is known at different moments. What is
+///   late is taken to find the link at rest. Where another group's copies are on it just then, it
+///   saves the start of a copy, and a step may be faster than this; the fewer layers, the sooner.
 /// - A choice is known when the layer before has been computed; what is known ahead, one layer
 ///   earlier; of the first layer nothing, as the token before is not there.
 #pragma once
@@ -43,7 +44,7 @@ struct bound {
 ///   not before what it lacks is there. Between a layer's choice and the run of the k-th behind it,
 ///   k layers are computed, and what was not known before travels; the bound is the best way to cut
 ///   the step into such windows.
-/// - both: link and path of two groups at once. A recall in more chunks, or with more units by
+/// - both: link and path of two groups at once, for what is late; of all else only the bytes count. A recall in more chunks, or with more units by
 ///   themselves, may be there sooner, but takes more of the link and of the DRAM. No step is shorter
 ///   than a mean of what it needs of each (with weights p, l, d) with the cuts that are best for that
 ///   mean: the bound is the largest such mean, for the best sizes of the two groups.
@@ -143,11 +144,7 @@ class step_bound {
   /// either the link or the DRAM.
   [[nodiscard]] double both(std::size_t q) const {
     std::map<std::pair<double, double>, double> layers;  // that lack so much
-    double late = 0;
-    for (const least_lack& l : least_) {
-      layers[{l.late[q], l.late[n_ - q]}] += 1;
-      late += l.late[q] + l.late[n_ - q];
-    }
+    for (const least_lack& l : least_) layers[{l.late[q], l.late[n_ - q]}] += 1;
     const double compute = static_cast<double>(layers_) * (computes(q) + computes(n_ - q)) / 2;
     const double bytes = units_ * machine_.unit;
     const auto mean = [&](double p, double l, double d) {
@@ -161,8 +158,7 @@ class step_bound {
                      gather * (units - c.alone);
             });
       };
-      double sum = p * compute + l * bytes / machine_.link + d * bytes / machine_.dram +
-                   (units_ - late) * std::min(of_call * machine_.each, gather);
+      double sum = p * compute + l * bytes / machine_.link + d * bytes / machine_.dram;
       for (const auto& [lacks, count] : layers) {
         sum += count * (recall(lacks.first) + recall(lacks.second));
       }
@@ -193,8 +189,9 @@ class step_bound {
 };
 
 /// The mean over steps [first, steps).
-inline bound lower_bound(const setting& s, std::int32_t first = 1, std::int32_t steps = 3) {
-  const recall_bounds machine(s);
+inline bound lower_bound(const setting& s, std::int32_t first = 1, std::int32_t steps = 3,
+                         bool joins_calls = false) {
+  const recall_bounds machine(s, joins_calls);
   std::vector<step_bound> each;
   for (std::int32_t step = first; step < steps; ++step) each.emplace_back(s, machine, step);
   const double all = steps - first;

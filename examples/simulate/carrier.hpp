@@ -125,6 +125,8 @@ class carrier {
             {.row = row, .block = block_of(i), .page = pulseinfer::device_page{page_}});
         page_ = page_ + 1 < 2 * rows_ * blocks_ ? page_ + 1 : 0;
       }
+      // A page is left out, so that a row's last unit and the next one's first do not become one copy.
+      if (n > 0) page_ = page_ + 1 < 2 * rows_ * blocks_ ? page_ + 1 : 0;
       row += n > 0 ? 1 : 0;
     }
     // Nobody reads the pages now: who read them last was complete before the choice was made.

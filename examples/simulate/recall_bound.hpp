@@ -6,7 +6,8 @@
 ///   and scattered by a kernel. Each unit may go either way.
 /// - A call keeps the link busy, and within one each copy does. So the copies of single units cost a
 ///   call, or so much each, whichever is more; chunks cost a call each, as the next one is gathered
-///   when the one before is copied already; and what different layers lack late, a call each.
+///   when the one before is copied already; and what different layers lack late, a call each. Single
+///   units have calls of their own; `joins_calls` says what were if they had not.
 /// - Gathering a byte moves two in DRAM. A copy takes as much of the DRAM as the link could move, for
 ///   as long as it has the link: its call, then its bytes.
 /// - A recall begins with a host task, as the engine's do, and what is late finds the link at rest. No
@@ -27,8 +28,10 @@ namespace simulate {
 
 /// The machine as the bound needs it; all in seconds and bytes.
 struct recall_bounds {
-  explicit recall_bounds(const setting& s)
-      : unit(s.unit_bytes()),
+  /// @param joins  single units may go in the calls of chunks
+  explicit recall_bounds(const setting& s, bool joins = false)
+      : joins_calls(joins),
+        unit(s.unit_bytes()),
         link(s.machine.profile.link_bytes_per_second),
         hbm(s.machine.profile.hbm_bytes_per_second) {
     const pulseinfer::hardware_profile& p = s.machine.profile;
@@ -58,6 +61,7 @@ struct recall_bounds {
     }
   }
 
+  bool joins_calls;
   double unit, link, hbm;
   double each = 0;  ///< of the link, for a copy in a batch
   double call = 0;  ///< of the link, for a call
@@ -80,6 +84,9 @@ struct recall_bounds {
   };
   /// Of the link, for the calls of a recall, beside its bytes.
   [[nodiscard]] double calls(const cut& c) const {
+    if (joins_calls && c.chunks > 0) {
+      return std::max(c.chunks * call, each * (c.chunks + c.alone));
+    }
     const int batches = (c.before ? 1 : 0) + (c.behind ? 1 : 0);
     return c.chunks * call + std::max(batches * call, each * c.alone);
   }
@@ -119,21 +126,22 @@ struct recall_bounds {
     double least = cost(cut{.alone = units, .before = true});
     for (int n = 1; n <= most_chunks && n <= units && base + n * of_chunk < least; ++n) {
       least = std::min(least, cost(cut{.chunks = n}));
-      for (const bool behind : {false, true}) {
-        for (const bool before : {!behind, true}) {
-          const auto with = [&](double alone) { return cost(cut{n, alone, before, behind}); };
-          double low = before && behind ? 2 : 1, high = units - n;
-          if (high < low) continue;
-          while (high > low) {
-            const double d = std::floor((low + high) / 2);
-            if (with(d) > with(d + 1)) {
-              low = d + 1;
-            } else {
-              high = d;
-            }
+      for (cut c : {cut{n, 0, true, false}, cut{n, 0, false, true}, cut{n, 0, true, true}}) {
+        const auto with = [&](double alone) {
+          c.alone = alone;
+          return cost(c);
+        };
+        double low = c.before && c.behind ? 2 : 1, high = units - n;
+        if (high < low) continue;
+        while (high > low) {
+          const double d = std::floor((low + high) / 2);
+          if (with(d) > with(d + 1)) {
+            low = d + 1;
+          } else {
+            high = d;
           }
-          least = std::min(least, with(low));
         }
+        least = std::min(least, with(low));
       }
     }
     return least;
@@ -180,7 +188,7 @@ struct recall_bounds {
   }
 
  private:
-  static constexpr int most_chunks = 64;
+  static constexpr int most_chunks = 64;  ///< more pay off only where a call costs next to nothing
   struct chain {
     double a = 0, b = 1;
   };

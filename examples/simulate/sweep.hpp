@@ -46,6 +46,7 @@ struct point {
   simulate::setting setting;
   double seconds = 0;
   simulate::bound bound;
+  double joined_seconds = 0;  ///< the bound, were single units to go in the calls of chunks
   [[nodiscard]] double ratio() const { return seconds / bound.seconds; }
   [[nodiscard]] std::string text() const {
     char line[160];
@@ -76,7 +77,7 @@ inline std::vector<point> sweep() {
             for (const double ahead : {0.0, 0.9}) {
               if (miss == 0 && ahead > 0) continue;
               s.kv = {miss, ahead};
-              points.push_back({s, 0, {}});
+              points.push_back({s, 0, {}, 0});
             }
           }
         }
@@ -88,6 +89,7 @@ inline std::vector<point> sweep() {
     // Groups have formed by the third token.
     const std::int32_t steps = p.setting.streams * p.setting.kv.miss > 20 ? 3 : 4;
     p.bound = lower_bound(p.setting, 2, steps);
+    p.joined_seconds = lower_bound(p.setting, 2, steps, true).seconds;
     p.seconds = decoder(p.setting, how).run(steps, even_misses(p.setting), 2).tpot_seconds;
   });
   return points;

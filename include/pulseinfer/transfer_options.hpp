@@ -59,7 +59,9 @@ struct transfer_options {
   std::int32_t transfers_in_flight = 16;  ///< a direction
   std::int32_t max_rows = 64;             ///< rows of a transfer
   std::int64_t max_units = 16384;         ///< units of a transfer
-  int max_ctas = 0;  ///< what gather, scatter and pull kernels may take of the device (0: no limit)
+  /// What a gather, scatter or pull kernel may take of the device (0: no limit). Two scatters may run
+  /// side by side.
+  int max_ctas = 0;
   /// About, of a direction: orders its transfers by when they would end if they had the link from
   /// their call, or from their lead, on. One that is nearly through is not held up by one that has
   /// just begun, a small one passes a long one, and no one is passed for longer than it takes by

@@ -180,8 +180,8 @@ struct transfer_state : ticket_state<Backend>, staging_waiter<Backend> {
   std::int32_t shares = 0;
   bool has_arrived = false;  ///< recall: all that was enqueued is done; written once
   bool is_waiting = false;   ///< for a chunk
-  std::uint32_t behind_readers =
-      0;  ///< a bit for each stream that waits for the engine's; its mutex
+  /// A bit for each of the pipeline's streams that waits for the engine's; under its enqueue mutex.
+  std::uint32_t behind_readers = 0;
 };
 
 /// Units [first, first + count) of a transfer's order, in a staging chunk. Workers take its parts,
@@ -228,7 +228,7 @@ struct units_under_way {
   void enqueued(std::uint64_t now_ns, std::uint64_t takes_ns) noexcept {
     link_free_ns = std::max(link_free_ns.load(), now_ns) + takes_ns;
   }
-  /// The most that may have to go over the link yet, of all that is under way.
+  /// About how many units of all that is under way have to go over the link yet.
   [[nodiscard]] std::size_t before_link(std::uint64_t now_ns, double units_per_ns) const noexcept {
     const std::uint64_t free_ns = link_free_ns;
     const std::size_t most = all, later = not_gathered;
