@@ -105,6 +105,7 @@ class host_backend {
   void register_pinned(void*, std::size_t) {}
   void unregister_pinned(void*, std::size_t) noexcept {}
   static constexpr bool registration_pins = false;
+  static constexpr bool starts_kernels_at_once = true;  ///< they are calls: no launch to hide
   template <class T>
   [[nodiscard]] T* device_pointer(T* pinned) const noexcept {
     return pinned;

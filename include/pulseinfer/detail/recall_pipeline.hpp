@@ -53,6 +53,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   static constexpr stream_priority urgency = stream_priority::high;  // an engine waits for it
   static constexpr copy_direction direction = copy_direction::host_to_device;
   static constexpr std::size_t on_pages = 3;
+  static constexpr bool in_turn = !requires { requires Backend::starts_kernels_at_once; };
 
   /// Of a step it is not known at the call how many units it lacks: as many, it is taken, as the
   /// step before. Before the first one, all that it chose.
@@ -254,7 +255,8 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
   }
 
   /// One DMA, then the scatter. These take turns on two streams: a kernel that is launched while the
-  /// one before runs begins at once when that has ended. The pages' stream follows both.
+  /// one before runs begins at once when that has ended. The pages' stream follows both; where kernels
+  /// cost no launch, they are in it.
   void stage(job& j) {
     state& s = *j.owner;
     chunk& c = *j.at;
@@ -264,13 +266,14 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
     auto& b = this->backend_;
     std::lock_guard lock(this->enqueue_mutex_);
     turn_ = 1 - turn_;
-    const stream_ref scatter = scatter_[turn_];
+    const std::size_t which = in_turn ? 1 + turn_ : on_pages;
+    const stream_ref scatter = streams()[which];
     j.enqueued_ns = b.now_ns();
     b.copy_async(c.device + ids, c.host + ids, units - ids + payload, direction, copy_);
     note_copies(j);
     b.record(c.copied, copy_);
     b.enqueue_wait(c.copied, scatter);
-    this->wait_for_engine(s, 1 + turn_);
+    this->wait_for_engine(s, which);
     b.for_each(shape_of(j), {this->options_.max_ctas}, 2 * payload,
                scatter_units{.layout = this->pool_->layout(),
                              .pool = this->pool_->layer(s.layer),
@@ -278,7 +281,7 @@ class recall_pipeline : public transfer_pipeline<recall_pipeline<Backend, Store>
                              .units = c.device + units},
                scatter);
     b.record(c.drained, scatter);
-    b.enqueue_wait(c.drained, pages_);
+    if (in_turn) b.enqueue_wait(c.drained, pages_);
   }
 
   /// A kernel reads the units where they lie in the store.
