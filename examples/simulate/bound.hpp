@@ -44,10 +44,11 @@ struct bound {
 ///   not before what it lacks is there. Between a layer's choice and the run of the k-th behind it,
 ///   k layers are computed, and what was not known before travels; the bound is the best way to cut
 ///   the step into such windows.
-/// - both: link and path of two groups at once, for what is late; of all else only the bytes count. A recall in more chunks, or with more units by
-///   themselves, may be there sooner, but takes more of the link and of the DRAM. No step is shorter
-///   than a mean of what it needs of each (with weights p, l, d) with the cuts that are best for that
-///   mean: the bound is the largest such mean, for the best sizes of the two groups.
+/// - both: link and path of two groups at once, for what is late; of all else only the bytes count. A
+///   recall in more chunks, or with more units by themselves, may be there sooner, but takes more of
+///   the link and of the DRAM. No step is shorter than a mean of what it needs of each (with weights p,
+///   l, d) with the cuts that are best for that mean: the bound is the largest such mean, for the best
+///   sizes of the two groups.
 class step_bound {
  public:
   step_bound(const setting& s, const recall_bounds& machine, std::int32_t step)
